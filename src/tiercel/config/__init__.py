@@ -1,1 +1,27 @@
-"""One typed configuration from file, environment and flags."""
+"""One typed configuration from a TOML file, the environment and flags; sizes and durations with units.
+
+`Config.load()` is the way in. Nothing here imports anything of Tiercel but its errors.
+"""
+
+from __future__ import annotations
+
+from tiercel.config.config import Config
+from tiercel.config.paths import cache_dir, writable_cache_dir
+from tiercel.config.schema import ModelConfig, RamConfig, ServeConfig, StoreConfig, TierConfig
+from tiercel.config.units import format_bytes, format_seconds, human_bytes, parse_bytes, parse_seconds
+
+__all__ = [
+    "Config",
+    "ModelConfig",
+    "RamConfig",
+    "ServeConfig",
+    "StoreConfig",
+    "TierConfig",
+    "cache_dir",
+    "format_bytes",
+    "format_seconds",
+    "human_bytes",
+    "parse_bytes",
+    "parse_seconds",
+    "writable_cache_dir",
+]

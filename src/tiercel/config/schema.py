@@ -1,0 +1,177 @@
+"""Every setting there is: its name, type, default, bounds and one line of explanation.
+
+This is the only list; the loader, the reference page and the suggestions for misspelt names read it.
+A setting is called in files, variables and flags like its field without the unit (`size_bytes` is `size`),
+because there the value carries the unit. Fewer than 40 settings is a promise, checked by a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+class Kind(enum.Enum):
+    """How the text of a setting is read."""
+
+    SIZE = "size"
+    DURATION = "duration"
+    INTEGER = "integer"
+    CHOICE = "choice"
+    TEXT = "text"
+    PATH = "path"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is accepted for one field. Bounds are inclusive, in the field's own unit."""
+
+    kind: Kind
+    doc: str
+    low: float = 0
+    high: float = float("inf")
+    choices: tuple[str, ...] = ()
+
+
+def setting(kind: Kind, default: object, doc: str, **bounds: Any) -> Any:
+    """Declare a field that is a setting; Any, as dataclasses.field is, so that the annotation rules."""
+    return dataclasses.field(default=default, metadata={"setting": Setting(kind, doc, **bounds)})
+
+
+def required(kind: Kind, doc: str, **bounds: Any) -> Any:
+    """Declare a setting without a default; Any for the same reason."""
+    return dataclasses.field(metadata={"setting": Setting(kind, doc, **bounds)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamConfig:
+    """The arena: the tier in host memory."""
+
+    size_bytes: int = setting(Kind.SIZE, 2 * GIB, "memory for cached blocks", low=MIB)
+    kind: str = setting(
+        Kind.CHOICE, "private", "private to the process, or shared memory", choices=("private", "shared")
+    )
+    reserved_slots: int = setting(
+        Kind.INTEGER, 4, "slots kept free so that a full arena can still load", low=1, high=4096
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """One place below RAM; the first in the list is asked first."""
+
+    kind: str = setting(Kind.CHOICE, "files", "the kind of place", choices=("files",))
+    path: Path = required(Kind.PATH, "directory of the blocks; must not hold anything else")
+    size_bytes: int = required(Kind.SIZE, "most bytes the tier may hold", low=MIB)
+    write: str = setting(
+        Kind.CHOICE,
+        "through",
+        "when a block is written: at once, when RAM evicts it, or never",
+        choices=("through", "on-evict", "off"),
+    )
+    read_workers: int = setting(Kind.INTEGER, 2, "reads at a time", low=1, high=64)
+    write_workers: int = setting(Kind.INTEGER, 1, "writes at a time", low=1, high=64)
+    deadline_s: float = setting(Kind.DURATION, 5.0, "longest wait for one batch", low=0.001, high=3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Movement between tiers."""
+
+    read_queue_blocks: int = setting(
+        Kind.INTEGER, 1024, "blocks that may wait to be read; more are misses", low=1, high=10**6
+    )
+    write_queue_blocks: int = setting(
+        Kind.INTEGER, 1024, "blocks that may wait to be written; more are dropped", low=1, high=10**6
+    )
+    load_deadline_s: float = setting(
+        Kind.DURATION, 10.0, "longest wait for a prefix; then it is recomputed", low=0.001, high=3600
+    )
+    flush_deadline_s: float = setting(
+        Kind.DURATION, 30.0, "longest wait for writes when the store closes", low=0.001, high=3600
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """The HTTP server."""
+
+    host: str = setting(Kind.TEXT, "127.0.0.1", "address to listen on")
+    port: int = setting(Kind.INTEGER, 8000, "port to listen on; 0 takes a free one", high=65535)
+    queue_requests: int = setting(
+        Kind.INTEGER, 32, "requests that may wait; more are refused with 429", low=1, high=10**5
+    )
+    request_deadline_s: float = setting(
+        Kind.DURATION, 600.0, "longest time for one request", low=0.001, high=86400
+    )
+    max_body_bytes: int = setting(Kind.SIZE, 16 * MIB, "largest request body", low=KIB)
+    max_answer_tokens: int = setting(
+        Kind.INTEGER, 4096, "most tokens one request may generate", low=1, high=10**7
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """How the engine runs the model."""
+
+    dtype: str = setting(
+        Kind.CHOICE,
+        "auto",
+        "number format of weights and cache; auto is the model's own",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    device: str = setting(Kind.CHOICE, "auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    block_tokens: int = setting(Kind.INTEGER, 256, "tokens in a block, the unit of reuse", low=1, high=65536)
+    chunk_tokens: int = setting(
+        Kind.INTEGER, 512, "tokens per prefill step; a multiple of block_tokens", low=1, high=10**6
+    )
+
+
+# Sections of one instance each, by their name in the file. Tiers are a list and stand apart.
+SECTIONS: dict[str, type[Any]] = {
+    "ram": RamConfig,
+    "store": StoreConfig,
+    "serve": ServeConfig,
+    "model": ModelConfig,
+}
+TIERS = "tiers"
+TIERS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting in place: its section, its name for people, its field and its declaration."""
+
+    section: str
+    name: str
+    field: dataclasses.Field[Any]
+    setting: Setting
+
+    @property
+    def default(self) -> object:
+        """The default, or dataclasses.MISSING where the setting must be given."""
+        return self.field.default
+
+
+def public_name(field_name: str) -> str:
+    """Return a field's name in files, variables and flags: the same without its unit.
+
+    Only units that the value itself carries are dropped; a count keeps its noun (`block_tokens`).
+    """
+    for suffix in ("_bytes", "_s"):
+        if field_name.endswith(suffix):
+            return field_name.removesuffix(suffix)
+    return field_name
+
+
+def entries() -> Iterator[Entry]:
+    """Yield every setting in the order of the reference page; those of a tier once."""
+    for section, cls in {"ram": RamConfig, TIERS: TierConfig, **SECTIONS}.items():
+        for field in dataclasses.fields(cls):
+            yield Entry(section, public_name(field.name), field, field.metadata["setting"])
