@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+REQUIRED = dataclasses.MISSING  # in place of a default: the setting must be given
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
@@ -44,11 +45,6 @@ def setting(kind: Kind, default: object, doc: str, **bounds: Any) -> Any:
     return dataclasses.field(default=default, metadata={"setting": Setting(kind, doc, **bounds)})
 
 
-def required(kind: Kind, doc: str, **bounds: Any) -> Any:
-    """Declare a setting without a default; Any for the same reason."""
-    return dataclasses.field(metadata={"setting": Setting(kind, doc, **bounds)})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RamConfig:
     """The arena: the tier in host memory."""
@@ -67,8 +63,9 @@ class TierConfig:
     """One place below RAM; the first in the list is asked first."""
 
     kind: str = setting(Kind.CHOICE, "files", "the kind of place", choices=("files",))
-    path: Path = required(Kind.PATH, "directory of the blocks; must not hold anything else")
-    size_bytes: int = required(Kind.SIZE, "most bytes the tier may hold", low=MIB)
+    # `setting` only declares; the linter knows that of dataclasses.field, and of a Path it is wary.
+    path: Path = setting(Kind.PATH, REQUIRED, "directory of its own for the blocks")  # noqa: RUF009
+    size_bytes: int = setting(Kind.SIZE, REQUIRED, "most bytes the tier may hold", low=MIB)
     write: str = setting(
         Kind.CHOICE,
         "through",

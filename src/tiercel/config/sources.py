@@ -31,7 +31,7 @@ _INDEX = re.compile(r"0|[1-9][0-9]?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A raw value and where it stood. `label` is how the place spells the key; `base` anchors relative paths."""
+    """A raw value and where it stood; `label` is the key as spelt there, `base` anchors relative paths."""
 
     key: str
     raw: object
@@ -122,16 +122,26 @@ def _suggest(name: str, candidates: list[str]) -> str:
     parts = name.split(".")
     if parts[0] == TIERS and len(parts) > 1 and not _is_tier_index(parts[1]):
         return f"write {TIERS}.0.NAME for the first tier, up to {TIERS}.{TIERS_MAX - 1}.NAME"
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    if not near and "." not in name:
-        tops = [*SECTIONS, TIERS]
-        near = difflib.get_close_matches(name, tops, n=1) or [
-            c for c in candidates if c.split(".")[-1] == name
-        ]
-    if near:
-        return f"did you mean '{near[0]}'?"
+    if near := _nearest(name, parts, candidates):
+        return f"did you mean '{near}'?"
     siblings = [c for c in candidates if c.startswith(f"{parts[0]}.")] if len(parts) > 1 else []
     return "accepted: " + ", ".join(siblings or [*(f"[{s}]" for s in SECTIONS), f"[[{TIERS}]]"])
+
+
+def _nearest(name: str, parts: list[str], candidates: list[str]) -> str | None:
+    """Return the known name nearest to `name`, or None when guessing would mislead."""
+    *prefix, leaf = parts
+    section = parts[0] if prefix else ""
+    if section in _NAMES:
+        # The section is right, and would make every name in it look near.
+        if near := difflib.get_close_matches(leaf, sorted(_NAMES[section]), n=1, cutoff=0.5):
+            return ".".join([*prefix, near[0]])
+        return next((c for c in candidates if c.endswith(f".{leaf}")), None)
+    if elsewhere := [c for c in candidates if c.endswith(f".{name}")]:
+        return elsewhere[0]
+    pool = [*_NAMES] if not prefix and not name.isupper() and "_" not in name else candidates
+    close = difflib.get_close_matches(name.upper(), [c.upper() for c in pool], n=1)
+    return next((c for c in pool if c.upper() in close), None)
 
 
 def _is_tier_index(text: str) -> bool:

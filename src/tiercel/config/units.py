@@ -31,11 +31,11 @@ _SECOND_UNITS: dict[str, Decimal] = {
 }
 # What people also write, and what they most likely mean by it.
 _MEANT = {
-    **{"k": "KiB", "kb": "kB", "ki": "KiB", "m": "MiB", "mi": "MiB", "g": "GiB", "gi": "GiB", "t": "TiB"},
-    **{"ti": "TiB", "byte": "B", "bytes": "B"},
-    **{"msec": "ms", "millis": "ms", "sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m"},
-    **{"mins": "m", "minute": "m", "minutes": "m", "hr": "h", "hour": "h", "hours": "h"},
-}
+    "k": "KiB", "kb": "kB", "ki": "KiB", "m": "MiB", "mi": "MiB", "g": "GiB", "gi": "GiB", "t": "TiB",
+    "ti": "TiB", "byte": "B", "bytes": "B",
+    "msec": "ms", "millis": "ms", "sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m",
+    "mins": "m", "minute": "m", "minutes": "m", "hr": "h", "hour": "h", "hours": "h",
+}  # fmt: skip
 _NUMBER = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)", re.ASCII)
 
 SIZE_ACCEPTED = "a size with a unit, such as 4GiB or 500MB"
@@ -66,7 +66,10 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_seconds(duration_s: float) -> str:
-    """Return a text with `parse_seconds(format_seconds(t)) == t`, in the unit that reads shortest."""
+    """Return a text with `parse_seconds(format_seconds(t)) == t`, in whole units where there are such.
+
+    Exact for 0 and for everything from a nanosecond up.
+    """
     if not 0 <= duration_s < float("inf"):
         raise ValueError(f"duration_s is not a duration: {duration_s}")
     seconds = Decimal(repr(float(duration_s)))
@@ -75,7 +78,7 @@ def format_seconds(duration_s: float) -> str:
         whole = seconds / scale
         if whole and whole == whole.to_integral_value() and float(whole * scale) == duration_s:
             texts.append(f"{whole:.0f}{unit}")
-    return min(texts, key=len)
+    return min(texts, key=lambda text: ("." in text, len(text)))
 
 
 def human_bytes(size_bytes: float) -> str:

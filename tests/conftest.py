@@ -1,0 +1,36 @@
+"""What all tests share: the demo model's folder, and an environment without the caller's own settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tiercel.config.sources import OTHER_VARIABLES, PREFIX
+from tiercel.models import demo_model_dir
+
+# Nothing here may fetch anything; set before any library that would looks at it.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Two loaded cores make single examples slow at random; the number of examples bounds the time instead.
+settings.register_profile(
+    "tiercel", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("soak", parent=settings.get_profile("tiercel"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tiercel"))
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away `TIERCEL_...` settings of the shell that runs the tests, but not where the model is kept."""
+    for name in list(os.environ):
+        if name.startswith(PREFIX) and name not in OTHER_VARIABLES[1:]:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The folder of the real demo model, prepared on first use. Mark tests that use it with `model`."""
+    return demo_model_dir()
