@@ -1,0 +1,177 @@
+"""One slab of host memory cut into equal slots: the RAM tier and the staging area of every transfer.
+
+Handing out a slot is O(1) and allocates nothing. Some slots are reserved for staging, so that a full
+RAM tier can always load. Pages are touched when first written (lazily), or ahead by `prefault`. The
+arena knows nothing of blocks, keys or eviction.
+
+Locking: none here. `allocate` and `free` belong to one owner (the store) and are called under its lock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from enum import StrEnum
+from pathlib import Path
+
+from tiercel.errors import MemoryLimitError
+from tiercel.memory.limits import filesystem_free_bytes, host_limit
+
+_PAGE_BYTES = 4096
+_MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23
+_PREFAULT_STEP_BYTES = 4 << 20
+
+
+class ArenaKind(StrEnum):
+    """Where the slab lives: this process' own memory, or memory other processes can map."""
+
+    PRIVATE = "private"
+    SHARED = "shared"
+
+
+class Arena:
+    """`slots` slots of `slot_bytes` bytes each, page aligned.
+
+    `reserved` of them are only given to callers that ask for staging. A SHARED arena is an anonymous
+    memory file whose descriptor (`fileno`) can be handed to another process; with `shared_dir` it is an
+    unlinked file on that (tmpfs) directory instead. Raises `MemoryLimitError` when the slab does not fit
+    the host, its cgroup or the directory's file system, before any page is touched.
+    """
+
+    def __init__(
+        self,
+        slot_bytes: int,
+        slots: int,
+        *,
+        reserved: int = 0,
+        kind: ArenaKind = ArenaKind.PRIVATE,
+        shared_dir: Path | None = None,
+    ) -> None:
+        if slot_bytes < 1 or slots < 1 or not 0 <= reserved < slots:
+            raise MemoryLimitError(
+                f"arena of {slots} slots of {slot_bytes} bytes with {reserved} reserved: "
+                "accepted are 1 or more slots and fewer reserved ones"
+            )
+        self.slot_bytes = -(-slot_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        self.slots = slots
+        self.reserved = reserved
+        self.kind = kind
+        self._fd, self._map = _map_slab(self.slot_bytes * slots, kind, shared_dir)
+        self._view = memoryview(self._map)
+        self._fresh = 0
+        self._freed: list[int] = []
+        self._taken = bytearray(slots)
+        self._closing = threading.Event()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole slab, touched or not."""
+        return self.slot_bytes * self.slots
+
+    @property
+    def free_slots(self) -> int:
+        """Slots nobody holds, reserved ones included."""
+        return self.slots - self._fresh + len(self._freed)
+
+    def allocate(self, *, staging: bool = False) -> int | None:
+        """Hand out a slot, or None when none is free for this purpose."""
+        if self.free_slots <= (0 if staging else self.reserved):
+            return None
+        if self._freed:
+            slot = self._freed.pop()
+        else:
+            slot, self._fresh = self._fresh, self._fresh + 1
+        self._taken[slot] = 1
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Take a slot back. Freeing one that is not handed out is a bug of ours and asserts."""
+        assert self._taken[slot], f"slot {slot} freed twice"
+        self._taken[slot] = 0
+        self._freed.append(slot)
+
+    def view(self, slot: int) -> memoryview:
+        """The slot's bytes, writable. Valid until the slot is freed."""
+        start = slot * self.slot_bytes
+        return self._view[start : start + self.slot_bytes]
+
+    def fileno(self) -> int:
+        """Descriptor of a SHARED arena, for another process to map; -1 for a private one."""
+        return self._fd
+
+    def prefault(self) -> None:
+        """Touch every page now, in small steps, until done or closed. Blocks; run it on a thread of its own.
+
+        The kernel call holds the interpreter lock, hence the steps: each takes about a millisecond.
+        """
+        for start in range(0, self.total_bytes, _PREFAULT_STEP_BYTES):
+            if self._closing.is_set():
+                return
+            length = min(_PREFAULT_STEP_BYTES, self.total_bytes - start)
+            try:
+                self._map.madvise(_MADV_POPULATE_WRITE, start, length)
+            except (OSError, ValueError):
+                return
+
+    def close(self) -> None:
+        """Give the memory back. Views still held elsewhere keep it mapped until they are dropped."""
+        self._closing.set()
+        try:
+            self._view.release()
+            self._map.close()
+        except BufferError:
+            pass
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _map_slab(total_bytes: int, kind: ArenaKind, shared_dir: Path | None) -> tuple[int, mmap.mmap]:
+    limit = host_limit()
+    if total_bytes > limit.available_bytes:
+        raise MemoryLimitError(
+            f"RAM tier of {total_bytes} bytes does not fit: {limit.available_bytes} bytes are left ({limit.source})"
+        )
+    if kind is ArenaKind.PRIVATE:
+        slab = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+        _advise_huge(slab)
+        return -1, slab
+    fd = _shared_fd(total_bytes, shared_dir)
+    try:
+        return fd, mmap.mmap(fd, total_bytes, flags=mmap.MAP_SHARED)
+    except OSError as fault:
+        os.close(fd)
+        raise MemoryLimitError(f"shared RAM tier of {total_bytes} bytes cannot be mapped: {fault}") from None
+
+
+def _shared_fd(total_bytes: int, shared_dir: Path | None) -> int:
+    """An unlinked memory file. Never larger than its file system: a write past that is a SIGBUS."""
+    if shared_dir is None:
+        fd = os.memfd_create("tiercel-arena", os.MFD_CLOEXEC)
+        os.ftruncate(fd, total_bytes)
+        return fd
+    try:
+        free_bytes = filesystem_free_bytes(shared_dir)
+        if total_bytes > free_bytes:
+            raise MemoryLimitError(
+                f"shared RAM tier of {total_bytes} bytes does not fit {shared_dir}: {free_bytes} bytes are free there; "
+                "enlarge it (/dev/shm: mount option size, emptyDir sizeLimit) or lower the RAM size"
+            )
+        fd, name = tempfile.mkstemp(prefix="tiercel-arena-", dir=shared_dir)
+        os.unlink(name)
+        # Reserves the room without touching pages, so that nobody else can take it from under us.
+        os.posix_fallocate(fd, 0, total_bytes)
+    except OSError as fault:
+        raise MemoryLimitError(f"shared RAM tier of {total_bytes} bytes in {shared_dir}: {fault.strerror}") from None
+    return fd
+
+
+def _advise_huge(slab: mmap.mmap) -> None:
+    """Huge pages cut first-touch cost and TLB misses; a kernel without them says no, which is fine."""
+    try:
+        slab.madvise(_MADV_HUGEPAGE)
+    except (OSError, ValueError):
+        return
