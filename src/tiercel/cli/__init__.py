@@ -18,7 +18,7 @@ from tiercel import __version__
 from tiercel.errors import TiercelError
 
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
+EXIT_BROKEN_PIPE = 1  # as click itself has it for a write inside a command
 
 
 class Row(NamedTuple):
