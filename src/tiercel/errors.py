@@ -36,3 +36,7 @@ class ModelError(TiercelError):
 
 class RequestError(TiercelError):
     """A request cannot be served as asked: prompt too long, bad parameter, malformed body."""
+
+
+class TraceError(TiercelError):
+    """A trace cannot be used: missing, unreadable, or a line of it is not a request."""
