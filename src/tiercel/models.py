@@ -163,6 +163,8 @@ def _dequantise(source: Path, target: Path) -> None:
 
 
 def _write_manifest(folder: Path) -> None:
+    # safetensors writes for its owner alone; a shared cache directory follows the umask like any other file.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode & 0o777)
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     manifest = Manifest(model=NAME, note=NOTE, source=f"{_PACKAGE} {_package_version()}", file_bytes=sizes)
     (folder / _MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
