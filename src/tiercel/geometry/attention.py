@@ -12,7 +12,6 @@ from collections.abc import Callable
 from tiercel.geometry.fields import HEADS_MAX, TOKENS_MAX, Fields
 from tiercel.geometry.model import GroupKind, LayerGroup
 from tiercel.geometry.shapes import (
-    HIDDEN_NAMES,
     Heads,
     Layer,
     head_dim,
@@ -27,6 +26,7 @@ SLIDING = "sliding_attention"
 CHUNKED = "chunked_attention"
 Builder = Callable[[Fields], list[Layer]]
 KindRule = Callable[[Fields, int], list[str]]
+_GEMMA4_GLOBAL_HEAD_DIM = 512
 SHARED_LAYER = LayerGroup(GroupKind.SHARED, ())
 
 
@@ -244,7 +244,7 @@ def gemma4(fields: Fields) -> list[Layer]:
     layers = num_layers(fields)
     heads = query_heads(fields)
     local = plain_heads(fields)
-    dim = fields.optional("global_head_dim") or local.key_dim
+    dim = fields.optional("global_head_dim") or _GEMMA4_GLOBAL_HEAD_DIM
     stated = fields.optional("num_global_key_value_heads", top=HEADS_MAX)
     # The global head count applies only where keys double as values; both are stored all the same.
     shared = stated if stated is not None and fields.flag("attention_k_eq_v") else local.kv_heads
@@ -252,6 +252,7 @@ def gemma4(fields: Fields) -> list[Layer]:
         fields.refuse("num_global_key_value_heads", f"a divisor of the {heads} attention heads")
     wide = Heads(shared, dim, dim)
     kinds = layer_kinds(fields, layers, (FULL, SLIDING), nth_full(6, last_full=True))
+    kinds = [*kinds[:-1], FULL]  # the last layer is always global
     stored: list[Layer] = [(wide.full() if kind == FULL else by_kind(fields, kind, local),) for kind in kinds]
     return _share_tail(fields, stored)
 
@@ -336,6 +337,27 @@ def openelm(fields: Fields) -> list[Layer]:
     return [(Heads(shared, dim, dim).full(),) for shared in stated]
 
 
-def hidden(fields: Fields) -> int:
-    """Width of the residual stream."""
-    return fields.count(*HIDDEN_NAMES)
+def step(fields: Fields) -> list[Layer]:
+    """Step 3.5 and 3.7: KV heads are `num_attention_groups`; sliding layers may have a count of their own.
+
+    Per-layer lists may carry the draft (MTP) layers at their end; those are dropped.
+    """
+    layers = num_layers(fields)
+    heads = query_heads(fields)
+    dim = head_dim(fields, heads)
+    wide = Heads(kv_heads(fields, heads, "num_attention_groups", "num_key_value_heads"), dim, dim)
+    kinds = fields.raw("layer_types")
+    if kinds is None:
+        return [(wide.full(),)] * layers
+    if not isinstance(kinds, list) or len(kinds) < layers or any(k not in (FULL, SLIDING) for k in kinds):
+        fields.refuse("layer_types", f"a list of {layers} entries, each {FULL} or {SLIDING}")
+    other = fields.object("attention_other_setting")
+    local = wide
+    if other is not None:
+        local_heads = other.optional("num_attention_heads", top=HEADS_MAX) or heads
+        names = ("num_attention_groups", "num_key_value_heads")
+        stated = other.raw(*names)
+        shared = wide.kv_heads if stated is None else kv_heads(other, local_heads, *names)
+        local_dim = other.optional("head_dim") or dim
+        local = Heads(shared, local_dim, local_dim)
+    return [(by_kind(fields, kind, local if kind == SLIDING else wide),) for kind in kinds[:layers]]

@@ -53,6 +53,7 @@ class LayerGroup:
     For LATENT, `key_dim` is the latent rank and `value_dim` the rope part. `entry_bytes` fixes the size
     of an entry whatever the KV dtype (packed formats); `tokens_per_entry` > 1 means compressed time.
     `source_tokens` counts the encoder tokens of a CROSS group where the configuration fixes them.
+    `alternative` is how the same layers store in an engine that keeps the other form (latent or expanded).
     """
 
     kind: GroupKind
@@ -66,6 +67,7 @@ class LayerGroup:
     tokens_per_entry: int = 1
     source_tokens: int | None = None
     note: str = ""
+    alternative: LayerGroup | None = None
 
     @property
     def state_bytes(self) -> int:

@@ -20,6 +20,8 @@ CONTEXT_NAMES = (
     "model_max_length",
     "seq_length",
     "n_ctx",
+    "max_target_positions",
+    "max_context_length",
 )
 
 
