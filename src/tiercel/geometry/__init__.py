@@ -1,4 +1,4 @@
-"""From a model's configuration to what a token's KV weighs, for every family. Never loads weights or torch."""
+"""From a model's configuration to what a token's KV weighs, for every family. It never loads torch."""
 
 from __future__ import annotations
 

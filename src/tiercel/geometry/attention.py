@@ -31,8 +31,8 @@ SHARED_LAYER = LayerGroup(GroupKind.SHARED, ())
 
 
 def window(fields: Fields, *names: str) -> int | None:
-    """The sliding window, None where absent or null."""
-    return fields.optional(*(names or ("sliding_window",)), top=TOKENS_MAX)
+    """The sliding window, None where absent, null or 0."""
+    return fields.optional(*(names or ("sliding_window",)), top=TOKENS_MAX, least=0) or None
 
 
 def layer_kinds(fields: Fields, layers: int, accepted: tuple[str, ...], rule: KindRule) -> list[str]:

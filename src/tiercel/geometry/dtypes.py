@@ -16,7 +16,7 @@ from tiercel.errors import GeometryError
 
 @dataclass(frozen=True, slots=True)
 class KVDtype:
-    """One storage format: bytes of a key vector and of a value vector of `dim` elements (one head, one token).
+    """One storage format: bytes of one head's key or value of `dim` elements, for one token.
 
     `latent(rank, rope)` is the size of one MLA entry, None where the format is not defined for it.
     """
@@ -82,7 +82,9 @@ def _fp8_latent(rank: int, rope: int) -> Fraction:
 
 
 def _latent_only(dim: int) -> Fraction:
-    raise GeometryError(f"kv dtype *_ds_mla: a plain head of {dim} elements; accepted: latent (MLA) layers only")
+    raise GeometryError(
+        f"kv dtype *_ds_mla: a plain head of {dim} elements; accepted: latent (MLA) layers only"
+    )
 
 
 _DTYPES = (
@@ -96,7 +98,9 @@ _DTYPES = (
     _scaled("int4_per_token_head", 4, 4, "½ B per element + 4 B per token and head, keys and values each"),
     KVDtype("nvfp4", 4, _nvfp4_side, _nvfp4_side, _nvfp4_latent, "½ B per element + 1 B per 16 elements"),
     KVDtype("fp8_ds_mla", 8, _latent_only, _latent_only, _fp8_latent, "latent 1 B + 4 B per 128, rope 2 B"),
-    KVDtype("nvfp4_ds_mla", 4, _latent_only, _latent_only, _nvfp4_latent, "latent ½ B + 1 B per 16, rope 1 B"),
+    KVDtype(
+        "nvfp4_ds_mla", 4, _latent_only, _latent_only, _nvfp4_latent, "latent ½ B + 1 B per 16, rope 1 B"
+    ),
     _turbo("turboquant_k8v4", 8, 0, 4),
     _turbo("turboquant_4bit", 4, 2, 4),
     _turbo("turboquant_k3v4", 3, 2, 4),

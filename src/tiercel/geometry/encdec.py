@@ -38,9 +38,7 @@ def bart_like(fields: Fields) -> list[Layer]:
 def text_to_text(fields: Fields) -> list[Layer]:
     """BART's shape where the source length is the user's, not the model's: cross keys are not counted."""
     return [
-        tuple(
-            LayerGroup(g.kind, (), g.kv_heads, g.key_dim, g.value_dim, note=g.note) for g in stored
-        )
+        tuple(LayerGroup(g.kind, (), g.kv_heads, g.key_dim, g.value_dim, note=g.note) for g in stored)
         for stored in bart_like(fields)
     ]
 

@@ -61,7 +61,7 @@ class Fields:
                 return name
         return names[0]
 
-    def raw(self, *names: str) -> Any:  # noqa: ANN401 - a JSON value of any type
+    def raw(self, *names: str) -> Any:
         """The value of the first present name, then of the first defaulted one, else None."""
         for name in names:
             if self.values.get(name) is not None:

@@ -15,7 +15,11 @@ from tiercel.geometry.shapes import Layer, num_layers, plain_heads, query_heads
 
 INDEXED = "indexed_attention"
 _SCALE_BLOCK = 128
-_RATIO_OF_KIND = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_RATIO_OF_KIND = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": 4,
+    "heavily_compressed_attention": 128,
+}
 
 
 def expanded_heads(fields: Fields) -> LayerGroup | None:
@@ -71,7 +75,7 @@ def index_entry(fields: Fields) -> LayerGroup:
 
 
 def dsa(fields: Fields) -> list[Layer]:
-    """MLA with an indexer on the layers whose `indexer_types` is 'full' (all where nothing says otherwise)."""
+    """MLA with an indexer on the layers whose `indexer_types` is 'full' (by default all)."""
     latent, index = latent_entry(fields), index_entry(fields)
     types = _indexer_types(fields, num_layers(fields))
     return [(latent, index) if kind == "full" else (latent,) for kind in types]
@@ -87,7 +91,9 @@ def _indexer_types(fields: Fields, layers: int) -> list[str]:
             stated = fields.per_layer("index_topk_pattern", layers, "full | shared")
     if stated is not None:
         if len(stated) != layers or any(kind not in ("full", "shared") for kind in stated):
-            fields.refuse(fields.name_of(("indexer_types", "index_topk_pattern")), f"{layers} × full | shared")
+            fields.refuse(
+                fields.name_of(("indexer_types", "index_topk_pattern")), f"{layers} × full | shared"
+            )
         return stated
     every = fields.optional("index_topk_freq", least=0) or 1
     offset = fields.optional("index_skip_topk_offset", least=0)
@@ -147,7 +153,9 @@ def _v4_layer(entry: LayerGroup, index: LayerGroup, ratio: int) -> Layer:
     local = replace(entry, note="window")
     if ratio == 0:
         return (local,)
-    compressed = replace(entry, window_tokens=None, tokens_per_entry=ratio, note=f"1 entry per {ratio} tokens")
+    compressed = replace(
+        entry, window_tokens=None, tokens_per_entry=ratio, note=f"1 entry per {ratio} tokens"
+    )
     if ratio == min(r for r in _RATIO_OF_KIND.values() if r):
         return (local, compressed, replace(index, tokens_per_entry=ratio))
     return (local, compressed)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tiercel.errors import GeometryError
 from tiercel.geometry.digest import config_fingerprint
@@ -26,8 +26,8 @@ _NESTING_MAX = 4
 
 # Stated sizes: a top-level configuration must have them, though the class behind it has defaults.
 _ESSENTIAL = frozenset(
-    """num_hidden_layers n_layer n_layers num_layers decoder_layers num_attention_heads n_head n_heads num_heads
-    decoder_attention_heads hidden_size n_embd d_model""".split()
+    """num_hidden_layers n_layer n_layers num_layers decoder_layers num_attention_heads n_head n_heads
+    num_heads decoder_attention_heads attention_heads hidden_size n_embd d_model""".split()
 )
 _TELLING = (
     "architectures",
@@ -55,7 +55,9 @@ def read_config(source: Path | str | Mapping[str, Any]) -> tuple[str, Mapping[st
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise GeometryError(f"{path}: {reason}; accepted: a config.json or the folder that holds one") from None
+        raise GeometryError(
+            f"{path}: {reason}; accepted: a config.json or the folder that holds one"
+        ) from None
     try:
         config = json.loads(text)
     except RecursionError:
@@ -104,13 +106,14 @@ def _model_type(source: str, config: Mapping[str, Any]) -> str:
     return value
 
 
-def _refuse_unknown(source: str, config: Mapping[str, Any], model_type: object, path: str = "") -> Any:  # noqa: ANN401
+def _refuse_unknown(source: str, config: Mapping[str, Any], model_type: object, path: str = "") -> NoReturn:
     found = [f"{name}={shown(config[name])}" for name in _TELLING if config.get(name) is not None]
     found += [f"{name}.model_type" for name in TEXT_PARTS if isinstance(config.get(name), Mapping)]
     seen = "missing" if model_type is None else shown(model_type)
     raise GeometryError(
-        f"{source}: {path}model_type: {seen}, not a known architecture; found: {', '.join(found) or 'nothing'}; "
-        f"accepted: one of {len(TEXT_FAMILIES) + len(WRAPPERS)} known (llama, qwen3, deepseek_v3, gemma3, ...)"
+        f"{source}: {path}model_type: {seen}, not a known architecture; "
+        f"found: {', '.join(found) or 'nothing'}; accepted: one of {len(TEXT_FAMILIES) + len(WRAPPERS)} known "
+        "(llama, qwen3, deepseek_v3, gemma3 ...)"
     )
 
 

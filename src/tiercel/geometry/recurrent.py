@@ -117,7 +117,7 @@ def zamba(fields: Fields) -> list[Layer]:
         period = fields.count("attn_layer_period", top=LAYERS_MAX)
         offset = fields.count("attn_layer_offset", top=LAYERS_MAX, least=0)
         tail = ["hybrid" if i % period == offset else LINEAR for i in range(max(0, layers - 3))]
-        kinds = ([LINEAR, LINEAR, "hybrid"] + tail)[:layers]
+        kinds = [LINEAR, LINEAR, "hybrid", *tail][:layers]
     return _place(kinds, _wide_attention(fields), _mamba1_state(fields))
 
 
@@ -190,13 +190,15 @@ def _nemotron_kinds(fields: Fields) -> list[str]:
     pattern = fields.raw("hybrid_override_pattern")
     if pattern is not None:
         if not isinstance(pattern, str) or not 0 < len(pattern) <= LAYERS_MAX or set(pattern) - set("M*-E"):
-            fields.refuse("hybrid_override_pattern", "letters M (Mamba), * (attention), - or E (feed-forward)")
+            fields.refuse(
+                "hybrid_override_pattern", "letters M (Mamba), * (attention), - or E (feed-forward)"
+            )
         return [_PATTERN_LETTERS[letter] for letter in pattern]
-    for name in ("layers_block_type", "layer_types"):
-        stated = fields.raw(name)
-        if isinstance(stated, list) and 0 < len(stated) <= LAYERS_MAX:
-            return kinds_of(fields, name, len(stated)) or []
-    fields.refuse("hybrid_override_pattern", "letters M (Mamba), * (attention), - or E; or layers_block_type")
+    name = fields.name_of(("layers_block_type", "layer_types"))
+    stated = fields.raw(name)
+    if not isinstance(stated, list) or not 0 < len(stated) <= LAYERS_MAX:
+        fields.refuse("hybrid_override_pattern", "letters M, *, - or E, one per layer; or layers_block_type")
+    return kinds_of(fields, name, len(stated)) or []
 
 
 def mamba2_mixed(fields: Fields) -> list[Layer]:
@@ -312,7 +314,9 @@ def short_conv(fields: Fields) -> list[Layer]:
         kinds = [FULL if places is None or i in places else "conv" for i in range(layers)]
     width = fields.count(*HIDDEN_NAMES)
     tail = fields.count("conv_L_cache") - 1
-    return _place(kinds, plain_heads(fields).full(), state(StatePart("convolution", width, tail, _CONV_BYTES)))
+    return _place(
+        kinds, plain_heads(fields).full(), state(StatePart("convolution", width, tail, _CONV_BYTES))
+    )
 
 
 def recurrent_gemma(fields: Fields) -> list[Layer]:

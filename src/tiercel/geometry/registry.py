@@ -13,8 +13,8 @@ from tiercel.geometry import latent as m
 from tiercel.geometry import recurrent as r
 from tiercel.geometry.attention import Builder
 
-_PLAIN = """llama qwen baichuan internlm internlm2 internlm3 Yi aquila xverse orion TeleChat telechat gpt2 gpt-sw3
-gptj gpt_neo gpt_neox gpt_neox_japanese codegen bloom opt phi phi-msft persimmon stablelm stablelm_epoch olmo
+_PLAIN = """llama qwen baichuan internlm internlm2 internlm3 Yi aquila xverse orion TeleChat telechat gpt2
+gpt-sw3 gptj gpt_neo gpt_neox gpt_neox_japanese codegen bloom opt phi phi-msft persimmon stablelm stablelm_epoch olmo
 olmo2 olmoe flex_olmo granite granitemoe granitemoeshared glm glm4 glm4_moe glm4v_text glm4v_moe_text cohere
 nemotron minimax_m2 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text seed_oss helium hunyuan_v1_dense hunyuan_v1_moe
 hunyuan_vl_text exaone jais jais2 arcee apertus bitnet gemma deepseek bailing_moe bailing_moe_v2
@@ -24,8 +24,10 @@ cohere_asr grok-1 cpmant""".split()
 
 TEXT_FAMILIES: dict[str, Builder] = {
     **dict.fromkeys(_PLAIN, a.plain),
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
-                    a.windowed(a.tail_sliding)),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_moe", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+        a.windowed(a.tail_sliding),
+    ),
     "qwen3_moe": a.windowed(a.all_sliding_if_used),
     "dots1": a.windowed(a.tail_sliding_always),
     **dict.fromkeys(
@@ -59,8 +61,18 @@ TEXT_FAMILIES: dict[str, Builder] = {
     "openelm": a.openelm,
     **dict.fromkeys(("step3p5", "step3p5_text", "step3_text"), a.step),
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_vl_v2_text", "kimi_k2", "axk1", "glm4_moe_lite", "youtu",
-         "youtu_llm", "mistral4", "deepseek_ocr2_text"),
+        (
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_vl_v2_text",
+            "kimi_k2",
+            "axk1",
+            "glm4_moe_lite",
+            "youtu",
+            "youtu_llm",
+            "mistral4",
+            "deepseek_ocr2_text",
+        ),
         m.mla,
     ),
     "longcat_flash": m.longcat,
@@ -85,8 +97,20 @@ TEXT_FAMILIES: dict[str, Builder] = {
     "whisper": e.bart_like,
     "speech_to_text": e.text_to_text,
     **dict.fromkeys(
-        ("bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100", "nllb-moe", "plbart",
-         "bigbird_pegasus", "prophetnet", "fsmt"),
+        (
+            "bart",
+            "mbart",
+            "marian",
+            "pegasus",
+            "blenderbot",
+            "blenderbot-small",
+            "m2m_100",
+            "nllb-moe",
+            "plbart",
+            "bigbird_pegasus",
+            "prophetnet",
+            "fsmt",
+        ),
         e.text_to_text,
     ),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano"), e.t5),
@@ -99,8 +123,8 @@ _LLAMA_WRAPPERS = """llava llava_next llava_next_video vipllava video_llava idef
 deepseek_vl_hybrid glmasr perception_lm granite4_vision""".split()
 _QWEN2_WRAPPERS = """llava_onevision internvl internvl_chat ovis2 fast_vlm got_ocr2 video_llama_3 qwen2_audio
 vibevoice_asr InternVLChat""".split()
-_SAME_NAME = """gemma3n gemma4 gemma4_unified llama4 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe
-aria glm4v glm4v_moe glm_ocr paddleocr_vl ernie4_5_vl_moe hunyuan_vl minimax_m3_vl gemma3""".split()
+_SAME_NAME = """gemma3n gemma4 gemma4_unified llama4 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5
+qwen3_5_moe aria glm4v glm4v_moe glm_ocr paddleocr_vl ernie4_5_vl_moe hunyuan_vl minimax_m3_vl gemma3""".split()
 
 WRAPPERS: Mapping[str, str] = {
     **dict.fromkeys(_LLAMA_WRAPPERS, "llama"),
