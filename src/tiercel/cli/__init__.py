@@ -38,6 +38,7 @@ COMMANDS: dict[str, Row] = {
     "model-dir": Row(
         "tiercel.cli.model_dir:command", "Print the folder of the demo model, ready to use.", TRY
     ),
+    "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),
 }
 
 

@@ -27,6 +27,15 @@ from tiercel.config.values import accepted, convert, text_of
 from tiercel.errors import ConfigError
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One effective setting as text: its dotted key, its value and where it was set."""
+
+    key: str
+    value: str
+    origin: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Every setting, typed and checked. `origins` says for each dotted key that was set where it was set."""
@@ -67,17 +76,19 @@ class Config:
 
     def describe(self) -> list[str]:
         """Return the effective configuration, a line per setting: `ram.size = 4GiB  (where it was set)`."""
-        rows = list(self._rows())
-        width = max(len(f"{key} = {text}") for key, text in rows)
-        return [f"{f'{key} = {text}':<{width}}  ({self.origins.get(key, 'default')})" for key, text in rows]
+        rows = [(f"{row.key} = {row.value}", row.origin) for row in self.rows()]
+        width = max(len(text) for text, _ in rows)
+        return [f"{text:<{width}}  ({origin})" for text, origin in rows]
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
+    def rows(self) -> Iterator[Row]:
+        """Yield every setting as it would be written in a file, with where it was set; no passwords."""
         parts = [(name, getattr(self, name)) for name in SECTIONS]
         parts[1:1] = [(f"{TIERS}.{i}", tier) for i, tier in enumerate(self.tiers)]
         for prefix, part in parts:
             for item in dataclasses.fields(part):
+                key = f"{prefix}.{public_name(item.name)}"
                 text = text_of(item.metadata["setting"], getattr(part, item.name))
-                yield f"{prefix}.{public_name(item.name)}", text
+                yield Row(key, text, self.origins.get(key, "default"))
 
 
 def _origin(assignment: Assignment) -> str:
