@@ -36,7 +36,7 @@ LAZILY = {
 }
 
 # The places where a foreign library's exceptions are translated, as `package/module.py`.
-MAY_CATCH_EVERYTHING: frozenset[str] = frozenset()
+MAY_CATCH_EVERYTHING = frozenset({"engines/transformers/model.py"})
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 MODULE_LINES_MAX = 500

@@ -1,0 +1,1 @@
+"""Engine connectors: one folder per engine, each only names blocks, asks, copies and tells."""

@@ -1,0 +1,8 @@
+"""The transformers engine: any Hugging Face causal language model with plain caches, on CPU or CUDA."""
+
+from __future__ import annotations
+
+from tiercel.engines.transformers.engine import Prefill, TransformersEngine
+from tiercel.engines.transformers.request import Delta, Event, Request, Result, Timing
+
+__all__ = ["Delta", "Event", "Prefill", "Request", "Result", "Timing", "TransformersEngine"]

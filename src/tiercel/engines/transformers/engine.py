@@ -1,0 +1,314 @@
+"""Runs a Hugging Face causal language model, with the KV of its prompts restored from and kept in a store.
+
+    tokens -> longest stored prefix copied into the cache -> rest prefilled block by block -> first token
+           -> prompt blocks stored -> more tokens -> answer's blocks settled and stored
+
+Splits. A prefill is cut exactly at block boundaries, restored or not: bf16 results depend on how a sequence
+is split, so equal splits are what makes an answer with the cache equal one without, bit for bit. At least
+one token is always computed, for its logits.
+
+Settling. KV that came from decoding token by token differs in its last bits from KV of a prefill. So a full
+block with generated tokens is not stored as it is: after the answer is out, the cache is cut back to the last
+block boundary of the prompt and the block's tokens are run again as one prefill step. What is stored is
+therefore always what a prefill of these tokens gives. It costs one prefill of the answer, seldom a tenth of
+what decoding it took, reported as `settle_s`.
+
+It never waits for the store beyond the load deadline, and a store that fails costs a recompute. One thread
+uses an engine at a time; its generators may be interleaved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jinja2 import TemplateError
+
+from tiercel.blocks import Chain
+from tiercel.engines.transformers.identity import model_identity
+from tiercel.engines.transformers.kv_cache import KVCache
+from tiercel.engines.transformers.layout import BlockLayout
+from tiercel.engines.transformers.model import load_model
+from tiercel.engines.transformers.prefix import PrefixStore, Restored
+from tiercel.engines.transformers.request import Delta, Event, FinishReason, Request, Result, Timing
+from tiercel.engines.transformers.sampling import Sampler
+from tiercel.engines.transformers.text import StreamDecoder
+from tiercel.errors import ModelError, RequestError
+
+if TYPE_CHECKING:
+    from tiercel.store import TieredStore
+
+# Reserved beyond the prompt at once; longer answers grow the buffers.
+_ANSWER_TOKENS_RESERVED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prefilled prompt: `logits` of its last token, shape [vocabulary], and what it took."""
+
+    logits: torch.Tensor
+    restored: Restored
+    reused_tokens: int
+    prefill_s: float
+
+
+class TransformersEngine:
+    """One loaded model, generating for one request after another, with or without a store.
+
+    `store` None never reuses anything across requests. `adapter` is the digest of whatever changes the
+    weights after loading (a merged adapter). Loading blocks; raises ModelError.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        store: TieredStore | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        block_tokens: int = 256,
+        attention: str | None = None,
+        adapter: bytes | None = None,
+        load_deadline_s: float = 5.0,
+    ) -> None:
+        if block_tokens < 1:
+            raise ModelError(f"block_tokens is {block_tokens}; accepted is 1 or more")
+        self.model = load_model(model_dir, dtype=dtype, device=device, attention=attention)
+        self.layout = BlockLayout(self.model.shapes, self.model.kv_dtype, block_tokens)
+        self.identity = model_identity(self.model, self.layout)
+        self.prefix: PrefixStore | None = None
+        if store is not None:
+            self.prefix = PrefixStore(store, self.identity, adapter=adapter, load_deadline_s=load_deadline_s)
+        self._idle_cache: KVCache | None = None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block."""
+        return self.layout.block_tokens
+
+    # --- text ---
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain `text`. Raises ModelError when the model folder has no tokenizer."""
+        return [int(one) for one in self._tokenizer()(text)["input_ids"]]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next answer, by the model's chat template.
+
+        With a template that only appends, the next prompt of a conversation begins with its last prompt and
+        answer, so all their full blocks are reused.
+        Raises RequestError for messages that the template refuses, ModelError without a template.
+        """
+        tokenizer = self._tokenizer()
+        if not tokenizer.chat_template:
+            raise ModelError(f"the tokenizer in {self.model.folder} has no chat template")
+        try:
+            ids = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise RequestError(f"the model's chat template refuses these messages: {reason}") from None
+        return [int(one) for one in ids]
+
+    def _tokenizer(self) -> Any:
+        if self.model.tokenizer is None:
+            raise ModelError(f"model folder {self.model.folder} has no tokenizer")
+        return self.model.tokenizer
+
+    # --- prompts ---
+
+    def prefill_logits(
+        self,
+        tokens: Sequence[int],
+        *,
+        use_cache: bool = True,
+        store_blocks: bool = True,
+        salt: str | None = None,
+    ) -> Prefill:
+        """Prefill `tokens` and return the last token's logits, storing its full blocks if asked to."""
+        self._check_tokens(tokens, room=0)
+        chain = self._chain(tokens, salt) if use_cache else None
+        cache = self._take_cache(len(tokens))
+        try:
+            prefilled = self._prefill(tokens, chain, cache)
+            if store_blocks:
+                self._save(chain, cache, prefilled.restored.blocks, len(tokens) // self.block_tokens)
+            return prefilled
+        finally:
+            self._give_back(cache)
+
+    def _prefill(self, tokens: Sequence[int], chain: Chain | None, cache: KVCache) -> Prefill:
+        restored = Restored()
+        if self.prefix is not None and chain is not None:
+            reusable = (len(tokens) - 1) // self.block_tokens
+            if reusable:
+                restored = self.prefix.restore(chain[:reusable], cache)
+        started = time.perf_counter()
+        reused = cache.length
+        logits = self._run_blocks(tokens[reused:], cache)
+        return Prefill(logits, restored, reused, time.perf_counter() - started)
+
+    def _run_blocks(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
+        """Append `tokens` to `cache`, which ends at a block boundary, one block at a time."""
+        assert tokens
+        assert cache.length % self.block_tokens == 0, cache.length
+        for start in range(0, len(tokens), self.block_tokens):
+            logits = self._forward(tokens[start : start + self.block_tokens], cache)
+        return logits
+
+    @torch.inference_mode()
+    def _forward(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
+        """Run one step; returns the last token's logits, shape [vocabulary]."""
+        ids = torch.tensor([list(tokens)], dtype=torch.long, device=self.model.device)
+        extra = {"logits_to_keep": 1} if self.model.keeps_last_logits else {}
+        output = self.model.module(input_ids=ids, past_key_values=cache, use_cache=True, **extra)
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
+
+    # --- answers ---
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        """Answer `request`: a `Delta` per token, then one `Result`.
+
+        Raises RequestError at once if the request cannot be served. Closing the iterator early stops the
+        answer; what was prefilled is stored, nothing is leased. Take the iterator to its end for the
+        answer's own blocks to be stored.
+        """
+        self._check_tokens(request.tokens, room=1)
+        if request.stop and self.model.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and the model folder has none")
+        chain = self._chain(request.tokens, request.salt) if request.use_cache else None
+        return self._answer(request, chain)
+
+    def _answer(self, request: Request, chain: Chain | None) -> Iterator[Event]:
+        limit = self._answer_tokens_max(request)
+        cache = self._take_cache(len(request.tokens) + min(limit, _ANSWER_TOKENS_RESERVED))
+        answer = _Answer(self.model.eos_ids, StreamDecoder(self.model.tokenizer, request.stop), limit)
+        sampler = Sampler(request, self.model.device)
+        stored = 0
+        try:
+            started = time.perf_counter()
+            prefilled = self._prefill(request.tokens, chain, cache)
+            delta = answer.add(sampler.pick(prefilled.logits))
+            first_token = time.perf_counter()
+            try:
+                yield delta
+            finally:  # also when the client has gone: the prefill is paid for
+                saving = time.perf_counter()
+                blocks = len(request.tokens) // self.block_tokens
+                stored += self._save(chain, cache, prefilled.restored.blocks, blocks)
+                store_s = time.perf_counter() - saving
+            decode_s = 0.0
+            while answer.finish_reason is None:
+                begun = time.perf_counter()
+                delta = answer.add(sampler.pick(self._forward(answer.tokens[-1:], cache)))
+                decode_s += time.perf_counter() - begun
+                yield delta
+            settling = time.perf_counter()
+            stored += self._settle(request, answer.tokens, cache) if chain is not None else 0
+            settle_s = time.perf_counter() - settling
+            yield Result(
+                tokens=tuple(answer.tokens),
+                text=answer.decoder.text,
+                finish_reason=answer.finish_reason,
+                prompt_tokens=len(request.tokens),
+                reused_tokens=prefilled.reused_tokens,
+                stored_blocks=stored,
+                sources=dict(prefilled.restored.sources),
+                timing=Timing(
+                    ttft_s=first_token - started,
+                    lookup_s=prefilled.restored.lookup_s,
+                    load_s=prefilled.restored.load_s,
+                    prefill_s=prefilled.prefill_s,
+                    decode_s=decode_s,
+                    store_s=store_s,
+                    settle_s=settle_s,
+                ),
+            )
+        finally:
+            self._give_back(cache)
+
+    def _settle(self, request: Request, answer: Sequence[int], cache: KVCache) -> int:
+        """Recompute and store the full blocks that hold generated tokens; returns how many were stored."""
+        tokens = [*request.tokens, *answer]
+        first, last = len(request.tokens) // self.block_tokens, len(tokens) // self.block_tokens
+        if self.prefix is None or first == last:
+            return 0
+        chain = self._chain(tokens, request.salt)
+        assert chain is not None
+        held = self.prefix.stored_blocks(chain)
+        if held < first or held == last:  # unreachable without its prefix, or already there
+            return 0
+        cache.truncate(first * self.block_tokens)
+        self._run_blocks(tokens[first * self.block_tokens : last * self.block_tokens], cache)
+        return self._save(chain, cache, first, last)
+
+    # --- checks and bookkeeping ---
+
+    def _check_tokens(self, tokens: Sequence[int], *, room: int) -> None:
+        context = self.model.context_tokens
+        if not tokens:
+            raise RequestError("the prompt is empty; accepted is one token or more")
+        if context is not None and len(tokens) + room > context:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens; {self.model.name} accepts up to {context - room}"
+                + (" and at least one for the answer" if room else "")
+            )
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= self.model.vocab_tokens:
+            wrong = low if low < 0 else high
+            raise RequestError(f"token id {wrong} is outside the model's 0..{self.model.vocab_tokens - 1}")
+
+    def _answer_tokens_max(self, request: Request) -> int:
+        context = self.model.context_tokens
+        room = request.max_new_tokens if context is None else context - len(request.tokens)
+        return min(request.max_new_tokens, room)
+
+    def _chain(self, tokens: Sequence[int], salt: str | None) -> Chain | None:
+        return None if self.prefix is None else self.prefix.chain(tokens, salt)
+
+    def _save(self, chain: Chain | None, cache: KVCache, start: int, stop: int) -> int:
+        if self.prefix is None or chain is None:
+            return 0
+        return self.prefix.save(chain, cache, start, stop)
+
+    def _take_cache(self, tokens: int) -> KVCache:
+        """An empty cache with room for `tokens`: if free, the last one again, whose pages are touched."""
+        cache, self._idle_cache = self._idle_cache, None
+        if cache is None:
+            cache = KVCache(self.layout, self.model.device)
+        cache.clear()
+        cache.reserve(tokens, exactly=True)
+        return cache
+
+    def _give_back(self, cache: KVCache) -> None:
+        self._idle_cache = cache
+
+
+class _Answer:
+    """The tokens of one answer so far, and whether it has ended."""
+
+    def __init__(self, eos_ids: frozenset[int], decoder: StreamDecoder, tokens_max: int) -> None:
+        self._eos_ids, self._tokens_max = eos_ids, tokens_max
+        self.decoder = decoder
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+
+    def add(self, token: int) -> Delta:
+        """Take the next token and say what it adds."""
+        self.tokens.append(token)
+        text = self.decoder.push(token)
+        if token in self._eos_ids or self.decoder.stopped:
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self._tokens_max:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            text += self.decoder.finish()
+        if self.decoder.stopped:
+            self.finish_reason = "stop"
+        return Delta(token, text, self.finish_reason)
