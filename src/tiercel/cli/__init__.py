@@ -38,6 +38,7 @@ COMMANDS: dict[str, Row] = {
     "model-dir": Row(
         "tiercel.cli.model_dir:command", "Print the folder of the demo model, ready to use.", TRY
     ),
+    "size": Row("tiercel.cli.size:command", "How large a model's KV cache is, and what fits.", SIZE),
     "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),
 }
 

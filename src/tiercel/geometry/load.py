@@ -112,8 +112,8 @@ def _refuse_unknown(source: str, config: Mapping[str, Any], model_type: object, 
     seen = "missing" if model_type is None else shown(model_type)
     raise GeometryError(
         f"{source}: {path}model_type: {seen}, not a known architecture; "
-        f"found: {', '.join(found) or 'nothing'}; accepted: one of {len(TEXT_FAMILIES) + len(WRAPPERS)} known "
-        "(llama, qwen3, deepseek_v3, gemma3 ...)"
+        f"found: {', '.join(found) or 'nothing'}; accepted: one of {len(TEXT_FAMILIES) + len(WRAPPERS)} "
+        "known (llama, qwen3, deepseek_v3, gemma3 ...)"
     )
 
 

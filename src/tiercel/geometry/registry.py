@@ -13,19 +13,21 @@ from tiercel.geometry import latent as m
 from tiercel.geometry import recurrent as r
 from tiercel.geometry.attention import Builder
 
-_PLAIN = """llama qwen baichuan internlm internlm2 internlm3 Yi aquila xverse orion TeleChat telechat gpt2
-gpt-sw3 gptj gpt_neo gpt_neox gpt_neox_japanese codegen bloom opt phi phi-msft persimmon stablelm stablelm_epoch olmo
-olmo2 olmoe flex_olmo granite granitemoe granitemoeshared glm glm4 glm4_moe glm4v_text glm4v_moe_text cohere
-nemotron minimax_m2 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text seed_oss helium hunyuan_v1_dense hunyuan_v1_moe
-hunyuan_vl_text exaone jais jais2 arcee apertus bitnet gemma deepseek bailing_moe bailing_moe_v2
-minicpm arctic solar solar_open hy_v3 hyperclovax diffllama aria_text fuyu xglm biogpt nanochat ministral3
-qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text emu3_text_model paddleocr_vl_text glm_ocr_text openai-gpt
-cohere_asr grok-1 cpmant""".split()
+_PLAIN = """
+llama qwen baichuan internlm internlm2 internlm3 Yi aquila xverse orion TeleChat telechat gpt2 gpt-sw3
+gptj gpt_neo gpt_neox gpt_neox_japanese codegen bloom opt phi phi-msft persimmon stablelm stablelm_epoch
+olmo olmo2 olmoe flex_olmo granite granitemoe granitemoeshared glm glm4 glm4_moe glm4v_text
+glm4v_moe_text cohere nemotron minimax_m2 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text seed_oss helium
+hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text exaone jais jais2 arcee apertus bitnet gemma deepseek
+bailing_moe bailing_moe_v2 minicpm arctic solar solar_open hy_v3 hyperclovax diffllama aria_text fuyu
+xglm biogpt nanochat ministral3 qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text emu3_text_model
+paddleocr_vl_text glm_ocr_text openai-gpt cohere_asr grok-1 cpmant
+""".split()
 
 TEXT_FAMILIES: dict[str, Builder] = {
     **dict.fromkeys(_PLAIN, a.plain),
     **dict.fromkeys(
-        ("qwen2", "qwen2_moe", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+        ("qwen2", "qwen2_moe", "qwen3", "mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
         a.windowed(a.tail_sliding),
     ),
     "qwen3_moe": a.windowed(a.all_sliding_if_used),
@@ -81,6 +83,7 @@ TEXT_FAMILIES: dict[str, Builder] = {
     "hy_v4": m.hy_v4,
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl_text"), m.minimax_m3),
     "deepseek_v4": m.deepseek_v4,
+    "deepseek_ref": m.deepseek_v4,
     "jamba": r.jamba,
     **dict.fromkeys(("mamba", "falcon_mamba"), r.mamba1),
     "mamba2": r.mamba2,
@@ -124,7 +127,8 @@ deepseek_vl_hybrid glmasr perception_lm granite4_vision""".split()
 _QWEN2_WRAPPERS = """llava_onevision internvl internvl_chat ovis2 fast_vlm got_ocr2 video_llama_3 qwen2_audio
 vibevoice_asr InternVLChat""".split()
 _SAME_NAME = """gemma3n gemma4 gemma4_unified llama4 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5
-qwen3_5_moe aria glm4v glm4v_moe glm_ocr paddleocr_vl ernie4_5_vl_moe hunyuan_vl minimax_m3_vl gemma3""".split()
+qwen3_5_moe aria glm4v glm4v_moe glm_ocr paddleocr_vl ernie4_5_vl_moe hunyuan_vl minimax_m3_vl
+gemma3""".split()
 
 WRAPPERS: Mapping[str, str] = {
     **dict.fromkeys(_LLAMA_WRAPPERS, "llama"),
