@@ -39,6 +39,9 @@ COMMANDS: dict[str, Row] = {
         "tiercel.cli.model_dir:command", "Print the folder of the demo model, ready to use.", TRY
     ),
     "size": Row("tiercel.cli.size:command", "How large a model's KV cache is, and what fits.", SIZE),
+    "simulate": Row(
+        "tiercel.cli.simulate:command", "Replay a request trace against caches you might buy.", SIZE
+    ),
     "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),
 }
 
