@@ -2,7 +2,16 @@
 
 from tiercel.blocks.chain import KEY_BYTES, BlockKey, Chain, Media
 from tiercel.blocks.identity import TAG_BYTES, Identity, Scope
-from tiercel.blocks.record import HEADER_BYTES, PAGE_BYTES, Header, parse, payload_of, record_bytes, seal, verify
+from tiercel.blocks.record import (
+    HEADER_BYTES,
+    PAGE_BYTES,
+    Header,
+    parse,
+    payload_of,
+    record_bytes,
+    seal,
+    verify,
+)
 
 __all__ = [
     "HEADER_BYTES",

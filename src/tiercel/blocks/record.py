@@ -94,7 +94,9 @@ def parse(record: memoryview | bytes) -> Header | str:
     if len(record) < HEADER_BYTES:
         return "shorter than a header"
     fixed = bytes(record[: _FIXED.size])
-    magic, version, codec, key, root, at_rest, decoded, depth, info_bytes, sealed_ns, checksum = _FIXED.unpack(fixed)
+    magic, version, codec, key, root, at_rest, decoded, depth, info_bytes, sealed_ns, checksum = (
+        _FIXED.unpack(fixed)
+    )
     if magic != _MAGIC:
         return "not a block record"
     if version != HEADER_VERSION:

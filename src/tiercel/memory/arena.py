@@ -1,7 +1,7 @@
 """One slab of host memory cut into equal slots: the RAM tier and the staging area of every transfer.
 
-Handing out a slot is O(1) and allocates nothing. Some slots are reserved for staging, so that a full
-RAM tier can always load. Pages are touched when first written (lazily), or ahead by `prefault`. The
+Handing out a slot is O(1) and allocates nothing. At most `slots - reserved` slots are kept at a time, so
+that a full RAM tier can always stage a load. Pages are touched when first written (lazily), or ahead by `prefault`. The
 arena knows nothing of blocks, keys or eviction.
 
 Locking: none here. `allocate` and `free` belong to one owner (the store) and are called under its lock.
@@ -23,6 +23,7 @@ _PAGE_BYTES = 4096
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _PREFAULT_STEP_BYTES = 4 << 20
+_KEPT, _STAGED = 1, 2
 
 
 class ArenaKind(StrEnum):
@@ -63,7 +64,8 @@ class Arena:
         self._view = memoryview(self._map)
         self._fresh = 0
         self._freed: list[int] = []
-        self._taken = bytearray(slots)
+        self._use = bytearray(slots)
+        self._kept = 0
         self._closing = threading.Event()
 
     @property
@@ -78,19 +80,21 @@ class Arena:
 
     def allocate(self, *, staging: bool = False) -> int | None:
         """Hand out a slot, or None when none is free for this purpose."""
-        if self.free_slots <= (0 if staging else self.reserved):
+        if not self.free_slots or (not staging and self._kept >= self.slots - self.reserved):
             return None
         if self._freed:
             slot = self._freed.pop()
         else:
             slot, self._fresh = self._fresh, self._fresh + 1
-        self._taken[slot] = 1
+        self._use[slot] = _STAGED if staging else _KEPT
+        self._kept += not staging
         return slot
 
     def free(self, slot: int) -> None:
         """Take a slot back. Freeing one that is not handed out is a bug of ours and asserts."""
-        assert self._taken[slot], f"slot {slot} freed twice"
-        self._taken[slot] = 0
+        assert self._use[slot], f"slot {slot} freed twice"
+        self._kept -= self._use[slot] == _KEPT
+        self._use[slot] = 0
         self._freed.append(slot)
 
     def view(self, slot: int) -> memoryview:
@@ -136,7 +140,7 @@ def _map_slab(total_bytes: int, kind: ArenaKind, shared_dir: Path | None) -> tup
             f"RAM tier of {total_bytes} bytes does not fit: {limit.available_bytes} bytes are left ({limit.source})"
         )
     if kind is ArenaKind.PRIVATE:
-        slab = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+        slab = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         _advise_huge(slab)
         return -1, slab
     fd = _shared_fd(total_bytes, shared_dir)
@@ -165,7 +169,9 @@ def _shared_fd(total_bytes: int, shared_dir: Path | None) -> int:
         # Reserves the room without touching pages, so that nobody else can take it from under us.
         os.posix_fallocate(fd, 0, total_bytes)
     except OSError as fault:
-        raise MemoryLimitError(f"shared RAM tier of {total_bytes} bytes in {shared_dir}: {fault.strerror}") from None
+        raise MemoryLimitError(
+            f"shared RAM tier of {total_bytes} bytes in {shared_dir}: {fault.strerror}"
+        ) from None
     return fd
 
 

@@ -141,7 +141,9 @@ class FilesTier:
             fd = self._open(temp, flags)
         except FileNotFoundError:
             # Only below a root that still exists: a removed cache directory must not grow back by itself.
-            os.makedirs(os.path.join(self._root, os.path.basename(os.path.dirname(folder))), mode=0o700, exist_ok=True)
+            os.makedirs(
+                os.path.join(self._root, os.path.basename(os.path.dirname(folder))), mode=0o700, exist_ok=True
+            )
             os.makedirs(folder, mode=0o700, exist_ok=True)
             fd = self._open(temp, flags)
         try:
@@ -217,7 +219,9 @@ def _open_root(root: Path, create: bool) -> None:
                     "use another directory or delete this one"
                 )
         elif not create or any(root.iterdir()):
-            raise TierError(f"cache directory {root}: not empty and not a Tiercel cache; use another directory")
+            raise TierError(
+                f"cache directory {root}: not empty and not a Tiercel cache; use another directory"
+            )
         else:
             _write_marker(marker)
         if create and not os.access(root, os.W_OK | os.X_OK):

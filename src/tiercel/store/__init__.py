@@ -1,0 +1,23 @@
+"""The store: what engines hold. `TieredStore` embedded; policies and movement behind it."""
+
+from tiercel.store.build import open_store
+from tiercel.store.figures import Hit, StoreCounters, StoreStats, TierCounters, TierStats
+from tiercel.store.lane import LaneOptions, WriteMode
+from tiercel.store.leases import LeasedBlock, NewBlock, ReadLease, WriteLease
+from tiercel.store.store import TieredStore
+
+__all__ = [
+    "Hit",
+    "LaneOptions",
+    "LeasedBlock",
+    "NewBlock",
+    "ReadLease",
+    "StoreCounters",
+    "StoreStats",
+    "TierCounters",
+    "TierStats",
+    "TieredStore",
+    "WriteLease",
+    "WriteMode",
+    "open_store",
+]

@@ -1,0 +1,51 @@
+"""A circuit breaker: stop asking a tier that keeps failing, and probe it again later. Pure: no clock of its own."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class BreakerState(Enum):
+    """CLOSED lets everything through, OPEN nothing, PROBING the next call only."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+
+
+class Breaker:
+    """Opens after `failures_max` failures in a row; each failed probe doubles the pause up to `pause_max_s`."""
+
+    def __init__(self, failures_max: int = 3, pause_s: float = 1.0, pause_max_s: float = 60.0) -> None:
+        self._failures_max = failures_max
+        self._first_pause_s = pause_s
+        self._pause_max_s = pause_max_s
+        self._pause_s = pause_s
+        self._failures = 0
+        self._open_until_s: float | None = None
+
+    def state(self, now_s: float) -> BreakerState:
+        """The state at `now_s`, a monotonic time in seconds."""
+        if self._open_until_s is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.PROBING
+
+    def allows(self, now_s: float) -> bool:
+        """Whether a call may be made now."""
+        return self.state(now_s) is not BreakerState.OPEN
+
+    def succeeded(self) -> None:
+        """A call went well: closed again, counts forgotten."""
+        self._failures = 0
+        self._open_until_s = None
+        self._pause_s = self._first_pause_s
+
+    def failed(self, now_s: float) -> bool:
+        """A call failed. Returns True when this opens the breaker (also again, after a failed probe)."""
+        self._failures += 1
+        if self.state(now_s) is BreakerState.OPEN or self._failures < self._failures_max:
+            return False
+        if self._open_until_s is not None:
+            self._pause_s = min(self._pause_s * 2, self._pause_max_s)
+        self._open_until_s = now_s + self._pause_s
+        return True

@@ -1,0 +1,57 @@
+"""From configuration to a running store: sizes the arena for one kind of block and opens the tiers."""
+
+from __future__ import annotations
+
+from tiercel.blocks import record_bytes
+from tiercel.config import Config, human_bytes
+from tiercel.config.schema import TierConfig
+from tiercel.errors import MemoryLimitError
+from tiercel.memory import Arena, ArenaKind
+from tiercel.store.lane import LaneOptions, WriteMode
+from tiercel.store.store import TieredStore
+from tiercel.tiers import FilesTier, Tier
+
+
+def open_store(config: Config, payload_bytes: int) -> TieredStore:
+    """Open the store that `config` describes for blocks of up to `payload_bytes` bytes.
+
+    Raises `MemoryLimitError` when the RAM size holds no block beside the reserved ones or does not fit the
+    host, `TierError` when a tier cannot be opened.
+    """
+    slot_bytes = record_bytes(payload_bytes)
+    slots = config.ram.size_bytes // slot_bytes
+    reserved = config.ram.reserved_slots
+    if slots <= reserved:
+        raise MemoryLimitError(
+            f"ram.size = {human_bytes(config.ram.size_bytes)} holds {slots} blocks of {human_bytes(slot_bytes)}; "
+            f"accepted is at least {human_bytes((reserved + 1) * slot_bytes)} "
+            f"({reserved} reserved for loading and 1 to keep)"
+        )
+    names = _names(config.tiers)
+    tiers = [
+        (_open_tier(tier, name), _options(tier, config))
+        for tier, name in zip(config.tiers, names, strict=True)
+    ]
+    arena = Arena(slot_bytes, slots, reserved=reserved, kind=ArenaKind(config.ram.kind))
+    return TieredStore(arena, tiers)
+
+
+def _names(tiers: tuple[TierConfig, ...]) -> list[str]:
+    """`disk` for the only directory; `disk`, `disk2`, … for several."""
+    return ["disk" if number == 0 else f"disk{number + 1}" for number in range(len(tiers))]
+
+
+def _open_tier(tier: TierConfig, name: str) -> Tier:
+    return FilesTier(tier.path, name=name)
+
+
+def _options(tier: TierConfig, config: Config) -> LaneOptions:
+    return LaneOptions(
+        cap_bytes=tier.size_bytes,
+        write=WriteMode(tier.write),
+        read_workers=tier.read_workers,
+        write_workers=tier.write_workers,
+        deadline_s=tier.deadline_s,
+        read_queue=config.store.read_queue_blocks,
+        write_queue=config.store.write_queue_blocks,
+    )

@@ -1,0 +1,45 @@
+"""Faults we survive on purpose: logged at most once a minute per kind, and counted elsewhere.
+
+Noting and logging are apart, because faults are noted under the store's lock and a log may block.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+
+log = logging.getLogger("tiercel")
+_QUIET_S = 60.0
+_WAITING_MAX = 64
+
+
+class FaultLog:
+    """One warning per kind of fault per minute, with how many were held back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last_s: dict[str, float] = {}
+        self._held_back: dict[str, int] = {}
+        self._waiting: deque[str] = deque(maxlen=_WAITING_MAX)
+
+    def note(self, kind: str, text: str) -> None:
+        """Put `text` up for logging unless a fault of this `kind` was within the last minute. Never blocks."""
+        now_s = time.monotonic()
+        with self._lock:
+            if now_s - self._last_s.get(kind, -_QUIET_S) < _QUIET_S:
+                self._held_back[kind] = self._held_back.get(kind, 0) + 1
+                return
+            self._last_s[kind] = now_s
+            held_back = self._held_back.pop(kind, 0)
+            more = f" ({held_back} more of this kind before)" if held_back else ""
+            self._waiting.append(text + more)
+
+    def emit(self) -> None:
+        """Log what was noted. Call it without holding a lock."""
+        while self._waiting:
+            try:
+                log.warning("%s", self._waiting.popleft())
+            except IndexError:
+                return

@@ -1,0 +1,83 @@
+"""What the store answers and counts, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+RAM = "ram"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The longest cached prefix of a chain: `sources[i]` names where block `i` lies (`ram` or a tier)."""
+
+    sources: tuple[str, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        """Length of the prefix, in blocks."""
+        return len(self.sources)
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Totals of one tier since the store opened. Bytes are bytes of records moved."""
+
+    read_blocks: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+    written_blocks: int = 0
+    written_bytes: int = 0
+    write_s: float = 0.0
+    evicted_blocks: int = 0
+    missing: int = 0
+    corrupt: int = 0
+    failed: int = 0
+    full: int = 0
+    writes_dropped: int = 0
+    reads_refused: int = 0
+    breaker_opened: int = 0
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Totals of the store since it opened. Blocks unless the name says otherwise."""
+
+    lookups: int = 0
+    looked_up: int = 0
+    hit: int = 0
+    stored: int = 0
+    stores_skipped: int = 0
+    stores_aborted: int = 0
+    loaded: dict[str, int] = field(default_factory=dict)
+    loads_failed: int = 0
+    loads_timed_out: int = 0
+    cleared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One tier now."""
+
+    name: str
+    blocks: int
+    used_bytes: int
+    cap_bytes: int | None
+    pending_writes: int
+    breaker: str
+    counters: TierCounters
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """The whole store now."""
+
+    slots: int
+    slot_bytes: int
+    slots_free: int
+    ram_blocks: int
+    ram_evictions: int
+    leases: int
+    pins: int
+    counters: StoreCounters
+    tiers: tuple[TierStats, ...]

@@ -1,0 +1,160 @@
+"""The RAM tier's index: which block lies in which arena slot, who holds it, and which one goes next.
+
+Recency is prefix-aware by construction. Every touch of a chain dates its blocks `base - depth`, so a
+parent is always younger than its children and plain least-recently-used order evicts leaves before
+parents. Nothing held, loading or being written is ever a victim. Knows no tier, thread or clock.
+
+Locking: none here; the store's lock protects all of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+
+from tiercel.blocks import BlockKey
+from tiercel.memory import Arena
+
+
+class State(Enum):
+    """WRITING and LOADING entries hold unfinished bytes; only READY ones can be hit; GONE ones are on the way out."""
+
+    WRITING = 1
+    LOADING = 2
+    READY = 3
+    GONE = 4
+
+
+class Entry:
+    """One block in one slot. `holds` counts leases and transfers; the slot is free only after the last."""
+
+    __slots__ = ("holds", "key", "offered", "payload_bytes", "slot", "staged", "state", "tick")
+
+    def __init__(self, key: BlockKey, slot: int, state: State, tick: int, staged: bool) -> None:
+        self.key = key
+        self.slot = slot
+        self.state = state
+        self.tick = tick
+        self.staged = staged
+        self.holds = 1
+        # Whether an on-evict tier was asked to take it; asking twice would keep an unwanted block for ever.
+        self.offered = False
+        self.payload_bytes = 0
+
+
+class Ram:
+    """Entries by key over an arena. `spare(entry)` may refuse a victim (a pin, an unwritten block)."""
+
+    def __init__(self, arena: Arena, spare: Callable[[Entry], bool]) -> None:
+        self.arena = arena
+        self.evictions = 0
+        self._spare = spare
+        self._entries: dict[BlockKey, Entry] = {}
+        self._order: list[tuple[int, int, Entry]] = []
+        self._serial = 0
+        self._now = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: BlockKey) -> Entry | None:
+        return self._entries.get(key)
+
+    def entries(self) -> list[Entry]:
+        """All entries, in no order."""
+        return list(self._entries.values())
+
+    def touch(self, keys: Sequence[BlockKey]) -> int:
+        """Date a chain as used now. Returns its base: block `d` of this use has the tick `base - d`."""
+        self._now += len(keys) + 1
+        for depth, key in enumerate(keys):
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.tick = self._now - depth
+        return self._now
+
+    def reserve_ticks(self, blocks: int) -> int:
+        """A base for a use that may come to `blocks` blocks, without touching any."""
+        self._now += blocks + 1
+        return self._now
+
+    def insert(self, key: BlockKey, slot: int, state: State, tick: int, *, staged: bool = False) -> Entry:
+        """Add an entry with one hold. Staged ones leave the index with their last hold."""
+        assert key not in self._entries
+        entry = Entry(key, slot, state, tick, staged)
+        self._entries[key] = entry
+        if not staged:
+            self._push(entry)
+        return entry
+
+    def take(self, fence: int, *, own: bool = False) -> int | None:
+        """A slot for keeping, evicting the coldest block used before tick `fence` if need be.
+
+        Blocks younger than the fence belong to the caller's own chain. With `own`, the leaf of that
+        chain may go instead, once nobody holds it: a chain larger than RAM then passes through,
+        keeping its head.
+        """
+        slot = self.arena.allocate()
+        if slot is None and self._evict(fence, own):
+            slot = self.arena.allocate()
+        return slot
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out of the index at once; its slot is freed when nobody holds it."""
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+        entry.state = State.GONE
+        if entry.holds == 0:
+            self._free(entry)
+
+    def release(self, entry: Entry) -> None:
+        """Drop one hold."""
+        entry.holds -= 1
+        assert entry.holds >= 0, "released more often than held"
+        if entry.holds == 0 and (entry.staged or entry.state is State.GONE):
+            self.remove(entry)
+
+    def coldest(self, count: int) -> Iterable[Entry]:
+        """The `count` coldest READY entries, coldest first (for spilling ahead of need)."""
+        ready = (entry for entry in self._entries.values() if entry.state is State.READY and not entry.staged)
+        return heapq.nsmallest(count, ready, key=lambda entry: entry.tick)
+
+    def _evict(self, fence: int, own: bool) -> bool:
+        passed: list[Entry] = []
+        victim: Entry | None = None
+        while self._order:
+            tick, _, entry = heapq.heappop(self._order)
+            if entry.state is State.GONE:
+                continue
+            if entry.tick != tick:
+                self._push(entry)
+                continue
+            mine = tick > fence
+            free_to_go = entry.holds == 0 and entry.state is State.READY and not self._spare(entry)
+            if free_to_go and (own or not mine):
+                victim = entry
+                break
+            passed.append(entry)
+            if mine:
+                break
+        for entry in passed:
+            self._push(entry)
+        if victim is None:
+            return False
+        self.evictions += 1
+        self.remove(victim)
+        return True
+
+    def _push(self, entry: Entry) -> None:
+        self._serial += 1
+        heapq.heappush(self._order, (entry.tick, self._serial, entry))
+        # Entries that left without being evicted stay in the heap until popped: keep that bounded.
+        if len(self._order) > 2 * len(self._entries) + 64:
+            self._order = [item for item in self._order if item[2].state is not State.GONE]
+            heapq.heapify(self._order)
+
+    def _free(self, entry: Entry) -> None:
+        if entry.slot >= 0:
+            self.arena.free(entry.slot)
+            entry.slot = -1

@@ -1,0 +1,362 @@
+"""`TieredStore`: find the longest cached prefix, lease it, store new blocks, keep what is worth keeping.
+
+One object, one lock, short critical sections, no I/O under the lock. Every fault of a tier is a miss and a
+counter; nothing here raises for one. Engines hold this object or a client that offers the same calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from tiercel.blocks import BlockKey, Chain
+from tiercel.blocks.record import HEADER_BYTES
+from tiercel.memory import Arena
+from tiercel.store.faults import FaultLog
+from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats
+from tiercel.store.lane import Lane, LaneOptions, WriteMode
+from tiercel.store.leases import ReadLease, WriteLease
+from tiercel.store.movement import Traffic
+from tiercel.store.ram import Entry, Ram, State
+from tiercel.store.workers import Workers
+from tiercel.tiers import Tier
+
+_PREFETCH_QUEUE = 64
+# Pins may hold at most this share of the slots: a store that is all pins could keep nothing new.
+_PINNED_SHARE = 0.5
+# On-evict tiers are written ahead of need once fewer than this share of the slots is free.
+_SPILL_AHEAD_SHARE = 1 / 8
+
+
+class TieredStore:
+    """An arena over tiers, fastest first. Thread-safe. Takes ownership of the arena and the tiers.
+
+    `self.lock` protects everything in here and below, the arena's slot list included.
+    """
+
+    def __init__(self, arena: Arena, tiers: Sequence[tuple[Tier, LaneOptions]] = ()) -> None:
+        self.arena = arena
+        self.lock = threading.Condition(threading.Lock())
+        self.counters = StoreCounters()
+        self.closing = False
+        self.epoch = 0
+        self.leases: set[ReadLease | WriteLease] = set()
+        self.wanted: dict[BlockKey, int] = {}
+        self.ram = Ram(arena, self._spare_locked)
+        self._pins: dict[BlockKey, float] = {}
+        self._faults = FaultLog()
+        self._traffic = [
+            Traffic(
+                Lane(tier, options, self.lock, self._protected_locked, self._faults),
+                self.ram,
+                self.lock,
+                self.counters,
+            )
+            for tier, options in tiers
+        ]
+        self._prefetchers = Workers("prefetch", 1, _PREFETCH_QUEUE)
+        for traffic in self._traffic:
+            traffic.scan()
+
+    # Finding.
+
+    def lookup(self, chain: Chain, deadline_s: float = 0.05) -> Hit:
+        """The longest cached prefix of `chain`.
+
+        Answers from memory, then asks tiers others may write to (or that are still being scanned) for what
+        follows, for `deadline_s` at most; 0 never leaves memory. Counts as a use of what it finds.
+        """
+        keys = chain.keys
+        with self.lock:
+            sources = self.walk_locked(keys)
+        until_s = time.monotonic() + deadline_s
+        while deadline_s > 0 and len(sources) < len(keys) and self._probe(keys[len(sources) :], until_s):
+            with self.lock:
+                longer = self.walk_locked(keys)
+            if len(longer) <= len(sources):
+                break
+            sources = longer
+        with self.lock:
+            self.counters.lookups += 1
+            self.counters.looked_up += len(keys)
+            self.counters.hit += len(sources)
+            self._touch_locked(keys[: len(sources)])
+        return Hit(tuple(sources))
+
+    def acquire(self, chain: Chain, deadline_s: float = 10.0) -> ReadLease:
+        """Lease the cached prefix of `chain`: nothing of it is evicted, and what lies in tiers is loaded."""
+        return ReadLease(self, chain, deadline_s)
+
+    def begin_store(
+        self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
+    ) -> WriteLease:
+        """Lease room for blocks `start..stop-1` of `chain`, each `payload_bytes` long.
+
+        `deadline_s` bounds the whole wait for slots; 0 takes only what is free at once.
+        """
+        assert HEADER_BYTES + payload_bytes <= self.arena.slot_bytes, "block larger than a slot"
+        return WriteLease(self, chain, start, min(stop, len(chain)), payload_bytes, deadline_s)
+
+    # Steering.
+
+    def pin(self, chain: Chain, ttl_s: float) -> int:
+        """Keep a prefix from eviction for `ttl_s` seconds. Returns how many blocks are pinned.
+
+        Only cached blocks are pinned, and together at most half of RAM: a pin always ends by itself.
+        """
+        until_s = time.monotonic() + ttl_s
+        with self.lock:
+            self._expire_pins_locked()
+            room = int(self.arena.slots * _PINNED_SHARE)
+            pinned = 0
+            for key in chain.keys[: len(self.walk_locked(chain.keys))]:
+                if key not in self._pins and len(self._pins) >= room:
+                    break
+                self._pins[key] = max(until_s, self._pins.get(key, 0.0))
+                pinned += 1
+        return pinned
+
+    def unpin(self, chain: Chain) -> None:
+        """End the pins of a prefix now."""
+        with self.lock:
+            for key in chain.keys:
+                self._pins.pop(key, None)
+
+    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]:
+        """Bring a prefix up to RAM in the background. The future tells how many blocks are there then.
+
+        Cancelled at once when too many prefetches wait already.
+        """
+        answer: Future[int] = Future()
+
+        def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            with self.acquire(chain, deadline_s) as lease:
+                for _ in lease:
+                    pass
+            with self.lock:
+                answer.set_result(self._in_ram_locked(chain.keys))
+
+        if not self._prefetchers.submit(run):
+            answer.cancel()
+            answer.set_running_or_notify_cancel()
+        return answer
+
+    def clear(self, tag: bytes | None = None) -> int:
+        """Drop every block of a scope (its 8-byte tag), or of all, from RAM and tiers. Returns how many.
+
+        Nothing stored before the call is served after it, also not what is being written or loaded now.
+        """
+        with self.lock:
+            self.epoch += 1
+        # Tiers first, RAM last: a block loaded while its tier is being purged goes with RAM.
+        gone = sum(traffic.lane.purge(tag) for traffic in self._traffic)
+        with self.lock:
+            self.epoch += 1
+            in_ram = [entry for entry in self.ram.entries() if tag is None or entry.key.startswith(tag)]
+            for entry in in_ram:
+                self.ram.remove(entry)
+            self._pins = {
+                key: until_s for key, until_s in self._pins.items() if tag and not key.startswith(tag)
+            }
+            gone = max(gone, len(in_ram))
+            self.counters.cleared += gone
+            self.lock.notify_all()
+        return gone
+
+    # Looking and ending.
+
+    def stats(self) -> StoreStats:
+        """Figures of this moment; the counters in it are live objects."""
+        with self.lock:
+            self._expire_pins_locked()
+            return StoreStats(
+                slots=self.arena.slots,
+                slot_bytes=self.arena.slot_bytes,
+                slots_free=self.arena.free_slots,
+                ram_blocks=len(self.ram),
+                ram_evictions=self.ram.evictions,
+                leases=len(self.leases),
+                pins=len(self._pins),
+                counters=self.counters,
+                tiers=tuple(traffic.lane.stats() for traffic in self._traffic),
+            )
+
+    def scanned(self, deadline_s: float) -> bool:
+        """Wait until every tier's content is indexed. Lookups do not need it; exact figures do."""
+        until_s = time.monotonic() + deadline_s
+        while not all(traffic.lane.scanned for traffic in self._traffic):
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def flush(self, deadline_s: float = 30.0) -> bool:
+        """Write down everything tiers should have. False if the deadline came first."""
+        until_s = time.monotonic() + deadline_s
+        with self.lock:
+            while True:
+                left = self._spill_locked(self.arena.slots)
+                if not left and not any(traffic.lane.pending_writes for traffic in self._traffic):
+                    return True
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self.lock.wait(min(left_s, 0.1))
+
+    def close(self, deadline_s: float = 30.0) -> bool:
+        """Flush within the deadline, then stop. Later calls find and store nothing. True if all was flushed."""
+        with self.lock:
+            if self.closing:
+                return True
+        until_s = time.monotonic() + deadline_s
+        flushed = self.flush(deadline_s)
+        with self.lock:
+            self.closing = True
+            self.lock.notify_all()
+        self._prefetchers.close()
+        for traffic in self._traffic:
+            traffic.close(max(0.0, until_s - time.monotonic()))
+            traffic.lane.close()
+        self.arena.close()
+        return flushed
+
+    def __enter__(self) -> TieredStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # For leases, under the lock.
+
+    def walk_locked(self, keys: Sequence[BlockKey]) -> list[str]:
+        """Where each block of the longest cached prefix lies."""
+        if self.closing:
+            return []
+        now_s = time.monotonic()
+        lanes = [traffic.lane for traffic in self._traffic if traffic.lane.available(now_s)]
+        sources: list[str] = []
+        get = self.ram.get
+        for key in keys:
+            entry = get(key)
+            if entry is not None and entry.state is State.READY:
+                sources.append(RAM)
+                continue
+            if entry is not None and entry.state is State.WRITING:
+                break
+            for lane in lanes:
+                if lane.has(key):
+                    sources.append(lane.name)
+                    break
+            else:
+                break
+        return sources
+
+    def lane_of_locked(self, key: BlockKey) -> Traffic | None:
+        """The fastest tier that has a block and may be asked now."""
+        now_s = time.monotonic()
+        for traffic in self._traffic:
+            if traffic.lane.has(key) and traffic.lane.available(now_s):
+                return traffic
+        return None
+
+    def where_locked(self, key: BlockKey) -> str | None:
+        """Where one block lies, if anywhere."""
+        sources = self.walk_locked([key])
+        return sources[0] if sources else None
+
+    def load_locked(self, key: BlockKey, traffic: Traffic, *, tick: int, fence: int) -> Entry | None:
+        """Start loading a block into a slot worth keeping it in, or else a staging slot. None: no slot, or refused."""
+        slot = self.ram.take(fence)
+        staged = slot is None
+        if slot is None:
+            slot = self.arena.allocate(staging=True)
+        if slot is None:
+            return None
+        entry = self.ram.insert(key, slot, State.LOADING, tick, staged=staged)
+        if traffic.load_locked([entry]):
+            return entry
+        self.ram.remove(entry)
+        self.ram.release(entry)
+        return None
+
+    def want_locked(self, key: BlockKey) -> None:
+        """One lease more waits for a block: tiers must not evict it."""
+        self.wanted[key] = self.wanted.get(key, 0) + 1
+
+    def unwant_locked(self, key: BlockKey) -> None:
+        """One lease fewer waits for a block."""
+        count = self.wanted.get(key, 0)
+        if count > 1:
+            self.wanted[key] = count - 1
+        else:
+            self.wanted.pop(key, None)
+
+    def write_down_locked(self, entry: Entry) -> None:
+        """Send a new block on its way to every tier that takes blocks at once, and keep some slots clean."""
+        for traffic in self._traffic:
+            if traffic.lane.options.write is WriteMode.THROUGH and not traffic.lane.has(entry.key):
+                traffic.write_locked(entry)
+        if self.arena.free_slots - self.arena.reserved < self.arena.slots * _SPILL_AHEAD_SHARE:
+            self._spill_locked(int(self.arena.slots * _SPILL_AHEAD_SHARE))
+
+    def touch_after_writes_locked(self, keys: Sequence[BlockKey]) -> None:
+        for traffic in self._traffic:
+            traffic.touch_after_writes_locked(keys)
+
+    # Inner workings.
+
+    def _probe(self, keys: Sequence[BlockKey], until_s: float) -> bool:
+        return any([traffic.probe(keys, until_s - time.monotonic()) for traffic in self._traffic])
+
+    def _in_ram_locked(self, keys: Sequence[BlockKey]) -> int:
+        for count, key in enumerate(keys):
+            entry = self.ram.get(key)
+            if entry is None or entry.state is not State.READY:
+                return count
+        return len(keys)
+
+    def _touch_locked(self, keys: Sequence[BlockKey]) -> None:
+        self.ram.touch(keys)
+        for traffic in self._traffic:
+            traffic.lane.touch(keys)
+
+    def _spare_locked(self, entry: Entry) -> bool:
+        """Whether RAM must keep an entry: it is pinned, or a tier is to have it before it goes."""
+        if self._pinned_locked(entry.key):
+            return True
+        return self._spill_one_locked(entry)
+
+    def _spill_locked(self, blocks: int) -> int:
+        """Write the coldest blocks to the on-evict tiers that lack them. Returns how many were queued."""
+        if all(traffic.lane.options.write is not WriteMode.ON_EVICT for traffic in self._traffic):
+            return 0
+        return sum(self._spill_one_locked(entry) for entry in self.ram.coldest(blocks) if entry.holds == 0)
+
+    def _spill_one_locked(self, entry: Entry) -> bool:
+        """Queue an entry's write to on-evict tiers; False if none lacks it, or none can take it now."""
+        if entry.offered:
+            return False
+        now_s = time.monotonic()
+        queued = False
+        for traffic in self._traffic:
+            lane = traffic.lane
+            if lane.options.write is WriteMode.ON_EVICT and lane.takes(now_s) and not lane.has(entry.key):
+                queued = traffic.write_locked(entry) or queued
+        entry.offered = queued
+        return queued
+
+    def _pinned_locked(self, key: BlockKey) -> bool:
+        until_s = self._pins.get(key)
+        return until_s is not None and time.monotonic() < until_s
+
+    def _protected_locked(self, key: BlockKey) -> bool:
+        """Whether a tier must keep a block: somebody pinned it, or is about to load it."""
+        return key in self.wanted or self._pinned_locked(key)
+
+    def _expire_pins_locked(self) -> None:
+        now_s = time.monotonic()
+        self._pins = {key: until_s for key, until_s in self._pins.items() if now_s < until_s}
