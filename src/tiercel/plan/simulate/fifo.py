@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ def _fifo_rows(trace: Trace, capacities: npt.NDArray[np.int64]) -> npt.NDArray[n
     stored = np.zeros(len(capacities), dtype=np.int64)
     leading = np.zeros((trace.request_count, len(capacities)), dtype=np.int64)
     offsets = trace.offsets.tolist()
-    for request, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for request, (start, end) in enumerate(pairwise(offsets)):
         chain = trace.blocks[start:end]
         numbers = entered[chain]
         cached = numbers > stored - capacities
@@ -60,7 +61,7 @@ def s3fifo_leading_blocks(trace: Trace, capacity_blocks: int) -> npt.NDArray[np.
         return leading
     cache = _S3Fifo(trace.block_count, capacity_blocks)
     offsets = trace.offsets.tolist()
-    for request, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for request, (start, end) in enumerate(pairwise(offsets)):
         leading[request] = cache.request(trace.blocks[start:end])
     return leading
 

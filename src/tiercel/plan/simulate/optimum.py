@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ def _hits_at(
     # Entries whose time has come are never on top while anything is cached, so none need be removed.
     furthest: list[int] = []
     used = blocks = padded = 0
-    for request, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for request, (start, end) in enumerate(pairwise(offsets)):
         whole = end > start
         upcoming = following[start:end].tolist()
         for run, then in zip(refs[start:end].tolist(), upcoming, strict=True):

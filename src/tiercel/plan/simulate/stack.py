@@ -8,6 +8,7 @@ a Fenwick tree of run lengths in order of last use (Mattson 1970; Bennett and Kr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,7 @@ def stack_distances(runs: Runs, *, leaf_first: bool) -> npt.NDArray[np.int64]:
     fenwick = _Fenwick(len(runs.refs))
     offsets = runs.offsets.tolist()
     position = 0
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in pairwise(offsets):
         chain = runs.refs[start:end].tolist()
         previous, above = -2, 0
         for i, run in enumerate(chain):

@@ -13,6 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -189,11 +190,10 @@ def _lines(source: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _open(source: str) -> BinaryIO:
-    stream: Any = sys.stdin.buffer if source == "-" else Path(source).open("rb")
-    if source != "-" and stream.peek(2)[:2] == _GZIP_MAGIC:
-        stream.close()
-        return gzip.open(source, "rb")  # type: ignore[return-value]  # GzipFile reads like a BinaryIO
-    return stream  # type: ignore[no-any-return]
+    plain: Any = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115  (closed by _lines)
+    if plain.peek(2)[:2] == _GZIP_MAGIC:
+        return gzip.GzipFile(fileobj=plain)  # type: ignore[return-value]  # it reads like a BinaryIO
+    return plain  # type: ignore[no-any-return]
 
 
 class _BadLineError(Exception):
@@ -242,8 +242,8 @@ def _diagnose(line: bytes) -> str:
                 continue
             return f"field '{name}' is missing"
         value = row[name]
-        kind: type | tuple[type, ...] = (int, float) if name == "timestamp" else int
-        if isinstance(value, bool) or not isinstance(value, kind) or not 0 <= value <= most:
+        kinds = (int, float) if name == "timestamp" else (int,)
+        if type(value) not in kinds or not 0 <= value <= most:
             what = "milliseconds" if name == "timestamp" else "a whole number of tokens"
             return f"field '{name}' is {_shown(value)}; accepted: {what}, 0 to {most:g}"
     if "hash_ids" not in row:
@@ -251,7 +251,7 @@ def _diagnose(line: bytes) -> str:
     ids = row["hash_ids"]
     if not isinstance(ids, list):
         return f"field 'hash_ids' is {_shown(ids)}; accepted: a list of whole numbers"
-    wrong = next((i for i in ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i <= BLOCK_ID_MAX), None)
+    wrong = next((i for i in ids if type(i) is not int or not 0 <= i <= BLOCK_ID_MAX), None)
     return f"field 'hash_ids' holds {_shown(wrong)}; accepted: whole numbers, 0 to 2^64-1"
 
 
@@ -275,7 +275,8 @@ def _read_header(source: str, line: bytes, block_tokens: int | None) -> int:
         )
     if block_tokens is not None and block_tokens != header.block_tokens:
         raise TraceError(
-            f"{where}: 'block_tokens' is {header.block_tokens} but {block_tokens} was asked for; accepted: one of them"
+            f"{where}: 'block_tokens' is {header.block_tokens}, asked for was {block_tokens}; "
+            "accepted: leave the option out"
         )
     return header.block_tokens
 
@@ -315,7 +316,7 @@ def _rechain(
     names: dict[tuple[int, int], int] = {}
     chained = array("i")
     parents = array("i")
-    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+    for start, end in pairwise(offsets.tolist()):
         node = -1
         for block in blocks[start:end].tolist():
             name = names.setdefault((node, block), len(names))
