@@ -42,7 +42,6 @@ LEGAL: dict[str, str] = {
     "model.dtype": "float32",
     "model.device": "cpu",
     "model.block_tokens": "128",
-    "model.chunk_tokens": "1024",
 }
 TIER_0 = {"tiers.0.path": "/cache", "tiers.0.size": "1GB"}
 
@@ -300,18 +299,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 # What contradicts itself is refused.
-
-
-def test_d41_a_chunk_that_is_no_multiple_of_the_block_is_refused(tmp_path: Path) -> None:
-    message = refusal(tmp_path, environ={"TIERCEL_MODEL_CHUNK_TOKENS": "1000"})
-    assert message.startswith("environment: TIERCEL_MODEL_CHUNK_TOKENS: ")
-    assert "not a multiple of model.block_tokens 256" in message
-    assert "1024" in message
-    assert load(tmp_path, environ={"TIERCEL_MODEL_CHUNK_TOKENS": "1024"}).model.chunk_tokens == 1024
-
-
-def test_d41_a_block_larger_than_the_default_chunk_names_the_block(tmp_path: Path) -> None:
-    assert refusal(tmp_path, flags={"model.block_tokens": "600"}).startswith("flag: model.block_tokens: ")
 
 
 @pytest.mark.parametrize("second", ["/cache", "/cache/", "/cache/x/..", "/cache/inside", "/"])

@@ -132,14 +132,6 @@ def _build(section: type[Any], prefix: str, assigned: Mapping[str, Assignment]) 
 
 def _check_together(config: Config, assigned: Mapping[str, Assignment]) -> None:
     """Refuse values that are each fine and contradict one another."""
-    block, chunk = config.model.block_tokens, config.model.chunk_tokens
-    if chunk % block:
-        at_fault = assigned.get("model.chunk_tokens") or assigned["model.block_tokens"]
-        nearest = max(block, round(chunk / block) * block)
-        raise at_fault.fail(
-            f"model.chunk_tokens {chunk} is not a multiple of model.block_tokens {block}; "
-            f"accepted: a multiple, such as {nearest}"
-        )
     seen: dict[Path, int] = {}
     for index, tier in enumerate(config.tiers):
         place = Path(os.path.realpath(tier.path))

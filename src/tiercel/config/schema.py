@@ -125,9 +125,6 @@ class ModelConfig:
     )
     device: str = setting(Kind.CHOICE, "auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     block_tokens: int = setting(Kind.INTEGER, 256, "tokens in a block, the unit of reuse", low=1, high=65536)
-    chunk_tokens: int = setting(
-        Kind.INTEGER, 512, "tokens per prefill step; a multiple of block_tokens", low=1, high=10**6
-    )
 
 
 # Sections of one instance each, by their name in the file. Tiers are a list and stand apart.
