@@ -18,7 +18,6 @@ from tiercel.plan.planner_sheet import Scope
 from tiercel.plan.strategies import StrategyRow, compare
 
 BREAK_EVEN_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-COST_CELLS = ("cost_without", "cost_with", "cost_storage", "storage_month", "keep_ram_s", "keep_disk_s")
 
 
 @dataclass(frozen=True, slots=True)
