@@ -253,8 +253,21 @@ def gemma4(fields: Fields) -> list[Layer]:
     wide = Heads(shared, dim, dim)
     kinds = layer_kinds(fields, layers, (FULL, SLIDING), nth_full(6, last_full=True))
     kinds = [*kinds[:-1], FULL]  # the last layer is always global
-    stored: list[Layer] = [(wide.full() if kind == FULL else by_kind(fields, kind, local),) for kind in kinds]
+    shapes = [wide if kind == FULL else local for kind in kinds]
+    stated_shapes = fields.object("per_layer_config")
+    if stated_shapes is not None:
+        shapes = [_overridden(stated_shapes, i, local) for i in range(layers)]
+    stored: list[Layer] = [(by_kind(fields, kind, shape),) for kind, shape in zip(kinds, shapes, strict=True)]
     return _share_tail(fields, stored)
+
+
+def _overridden(layers: Fields, index: int, otherwise: Heads) -> Heads:
+    """The heads of one layer where `per_layer_config` lists the layers that differ."""
+    layer = layers.object(str(index))
+    if layer is None:
+        return otherwise
+    dim = layer.optional("head_dim") or otherwise.key_dim
+    return Heads(layer.optional("num_key_value_heads", top=HEADS_MAX) or otherwise.kv_heads, dim, dim)
 
 
 def two_shapes(local_kinds: tuple[str, ...], rule: KindRule) -> Builder:

@@ -28,6 +28,15 @@ class KVDtype:
     latent: Callable[[int, int], Fraction] | None
     note: str
 
+    def latent_entry(self, rank: int, rope: int) -> Fraction:
+        """Bytes of one MLA entry. Raises GeometryError where the format is not defined for it."""
+        if self.latent is None:
+            known = ", ".join(dtype.name for dtype in _DTYPES if dtype.latent is not None)
+            raise GeometryError(
+                f"kv dtype {self.name}: not defined for latent (MLA) layers; accepted: {known}"
+            )
+        return self.latent(rank, rope)
+
 
 def _plain(name: str, bits: int, note: str) -> KVDtype:
     def side(dim: int) -> Fraction:
@@ -81,10 +90,16 @@ def _fp8_latent(rank: int, rope: int) -> Fraction:
     return Fraction(rank + 4 * -(-rank // 128) + 2 * rope)
 
 
-def _latent_only(dim: int) -> Fraction:
-    raise GeometryError(
-        f"kv dtype *_ds_mla: a plain head of {dim} elements; accepted: latent (MLA) layers only"
-    )
+def _latent_only(name: str) -> Callable[[int], Fraction]:
+    def refuse(_dim: int) -> Fraction:
+        raise GeometryError(
+            f"kv dtype {name}: only for latent (MLA) layers; accepted here: fp8, nvfp4 or wider"
+        )
+
+    return refuse
+
+
+_DS8, _DS4 = _latent_only("fp8_ds_mla"), _latent_only("nvfp4_ds_mla")
 
 
 _DTYPES = (
@@ -97,10 +112,8 @@ _DTYPES = (
     _scaled("int8_per_token_head", 8, 4, "1 B per element + 4 B per token and head, keys and values each"),
     _scaled("int4_per_token_head", 4, 4, "½ B per element + 4 B per token and head, keys and values each"),
     KVDtype("nvfp4", 4, _nvfp4_side, _nvfp4_side, _nvfp4_latent, "½ B per element + 1 B per 16 elements"),
-    KVDtype("fp8_ds_mla", 8, _latent_only, _latent_only, _fp8_latent, "latent 1 B + 4 B per 128, rope 2 B"),
-    KVDtype(
-        "nvfp4_ds_mla", 4, _latent_only, _latent_only, _nvfp4_latent, "latent ½ B + 1 B per 16, rope 1 B"
-    ),
+    KVDtype("fp8_ds_mla", 8, _DS8, _DS8, _fp8_latent, "latent 1 B + 4 B per 128, rope 2 B"),
+    KVDtype("nvfp4_ds_mla", 4, _DS4, _DS4, _nvfp4_latent, "latent ½ B + 1 B per 16, rope 1 B"),
     _turbo("turboquant_k8v4", 8, 0, 4),
     _turbo("turboquant_4bit", 4, 2, 4),
     _turbo("turboquant_k3v4", 3, 2, 4),

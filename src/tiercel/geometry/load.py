@@ -17,12 +17,13 @@ from tiercel.errors import GeometryError
 from tiercel.geometry.digest import config_fingerprint
 from tiercel.geometry.fields import Fields, shown
 from tiercel.geometry.model import KVGeometry
-from tiercel.geometry.registry import TEXT_FAMILIES, TEXT_PARTS, WRAPPERS
+from tiercel.geometry.registry import PER_LAYER_SHAPES, TEXT_FAMILIES, TEXT_PARTS, WRAPPERS
 from tiercel.geometry.shapes import gather, max_tokens
 
 CONFIG_BYTES_MAX = 32 * 1024 * 1024
 CONFIG_NAME = "config.json"
 _NESTING_MAX = 4
+_SHAPE_FIELDS = {"num_key_value_heads", "head_dim", "sliding_window"}
 
 # Stated sizes: a top-level configuration must have them, though the class behind it has defaults.
 _ESSENTIAL = frozenset(
@@ -92,7 +93,7 @@ def text_part(source: str, config: Mapping[str, Any]) -> tuple[str, Fields]:
             raise GeometryError(f"{source}: {path}{name}: {shown(part[name])}; accepted: an object")
         part, path = part[name], f"{path}{name}."
     inner = part.get("model_type") if path else None
-    if inner is None or inner == outer or inner in WRAPPERS:
+    if inner is None or inner == outer or (isinstance(inner, str) and inner in WRAPPERS):
         inner = WRAPPERS[outer]
     if not isinstance(inner, str) or inner not in TEXT_FAMILIES:
         _refuse_unknown(source, part, inner, path)
@@ -124,10 +125,21 @@ def _defaults(model_type: str, nested: bool) -> Mapping[str, Any]:
     return {name: value for name, value in defaults.items() if name not in _ESSENTIAL}
 
 
+def _refuse_per_layer_shapes(fields: Fields) -> None:
+    """Refuse heads that differ by layer where the family's builder would not look at them."""
+    stated = fields.raw("per_layer_config")
+    entries = stated.values() if isinstance(stated, Mapping) else ()
+    for entry in entries:
+        if isinstance(entry, Mapping) and _SHAPE_FIELDS & entry.keys():
+            fields.refuse("per_layer_config", "no KV heads or head sizes of single layers in this family")
+
+
 def geometry_from_config(source: Path | str | Mapping[str, Any]) -> KVGeometry:
     """`KVGeometry.from_config`."""
     name, config = read_config(source)
     model_type, fields = text_part(name, config)
+    if model_type not in PER_LAYER_SHAPES:
+        _refuse_per_layer_shapes(fields)
     layers = TEXT_FAMILIES[model_type](fields)
     return KVGeometry(
         model_type=model_type,

@@ -95,11 +95,9 @@ class LayerGroup:
         if self.entry_bytes is not None:
             return Fraction(self.entry_bytes, self.tokens_per_entry)
         if self.kind is GroupKind.LATENT:
-            if dtype.latent is None:
-                return dtype.key(self.key_dim) + dtype.value(self.value_dim)
-            return dtype.latent(self.key_dim, self.value_dim)
-        if dtype.latent is not None and dtype.name.endswith("_ds_mla"):
-            dtype = kv_dtype("bfloat16")
+            return dtype.latent_entry(self.key_dim, self.value_dim)
+        if self.kind is GroupKind.INDEX and dtype.latent is None:
+            return Fraction(self.key_dim * dtype.bits, 8)
         value = dtype.value(self.value_dim) if self.value_dim else Fraction(0)
         return self.heads_on_rank(tp) * (dtype.key(self.key_dim) + value)
 

@@ -120,6 +120,9 @@ TEXT_FAMILIES: dict[str, Builder] = {
     "mllama_text_model": e.mllama,
 }
 
+PER_LAYER_SHAPES = frozenset({"gemma4_text", "gemma4_unified_text"})
+"""Families whose builder reads `per_layer_config`, the newer way to write heads that differ by layer."""
+
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 _LLAMA_WRAPPERS = """llava llava_next llava_next_video vipllava video_llava idefics3 smolvlm janus deepseek_vl
