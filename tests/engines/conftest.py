@@ -44,7 +44,7 @@ class FakeStore:
     loads: list[int] = field(default_factory=list)
     faults_fired: int = 0
 
-    def lookup(self, chain: Any) -> FakeHit:
+    def lookup(self, chain: Any, deadline_s: float = 0.05) -> FakeHit:
         self._maybe_refuse()
         length = 0
         while length < len(chain) and chain.keys[length] in self.blocks:
@@ -54,7 +54,9 @@ class FakeStore:
     def acquire(self, chain: Any, deadline_s: float) -> FakeLease:
         return FakeLease(self, chain)
 
-    def begin_store(self, chain: Any, start: int, stop: int, payload_bytes: int) -> FakeWrite:
+    def begin_store(
+        self, chain: Any, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
+    ) -> FakeWrite:
         self._maybe_refuse()
         assert len(chain) >= stop
         return FakeWrite(self, chain, start, stop, payload_bytes)
@@ -115,8 +117,9 @@ class FakeWrite:
             yield FakeBlock(index, memoryview(slot))
             self.filled.append((key, slot))
 
-    def commit(self) -> None:
+    def commit(self) -> int:
         self.store.blocks.update(self.filled)
+        return len(self.filled)
 
 
 @pytest.fixture

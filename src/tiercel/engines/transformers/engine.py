@@ -1,7 +1,8 @@
 """Runs a Hugging Face causal language model, with the KV of its prompts restored from and kept in a store.
 
     tokens -> longest stored prefix copied into the cache -> rest prefilled block by block -> first token
-           -> prompt blocks stored -> more tokens -> answer's blocks settled and stored
+           -> prompt blocks stored, as far as there is room -> more tokens
+           -> prompt blocks without room before stored -> answer's blocks settled and stored
 
 Splits. A prefill is cut exactly at block boundaries, restored or not: bf16 results depend on how a sequence
 is split, so equal splits are what makes an answer with the cache equal one without, bit for bit. At least
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 # Reserved beyond the prompt at once; longer answers grow the buffers.
 _ANSWER_TOKENS_RESERVED = 256
+# How long storing may wait for RAM that is still being written down, once the answer is out.
+_ROOM_DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ class TransformersEngine:
         try:
             prefilled = self._prefill(tokens, chain, cache)
             if store_blocks:
-                self._save(chain, cache, prefilled.restored.blocks, len(tokens) // self.block_tokens)
+                blocks = len(tokens) // self.block_tokens
+                self._save(chain, cache, prefilled.restored.blocks, blocks, deadline_s=_ROOM_DEADLINE_S)
             return prefilled
         finally:
             self._give_back(cache)
@@ -201,7 +205,7 @@ class TransformersEngine:
             finally:  # also when the client has gone: the prefill is paid for
                 saving = time.perf_counter()
                 blocks = len(request.tokens) // self.block_tokens
-                stored += self._save(chain, cache, prefilled.restored.blocks, blocks)
+                stored += self._save(chain, cache, prefilled.restored.blocks, blocks, deadline_s=0.0)
                 store_s = time.perf_counter() - saving
             decode_s = 0.0
             while answer.finish_reason is None:
@@ -209,7 +213,10 @@ class TransformersEngine:
                 delta = answer.add(sampler.pick(self._forward(answer.tokens[-1:], cache)))
                 decode_s += time.perf_counter() - begun
                 yield delta
+            saving = time.perf_counter()
+            stored += self._save_rest(request, chain, cache)
             settling = time.perf_counter()
+            store_s += settling - saving
             stored += self._settle(request, answer.tokens, cache) if chain is not None else 0
             settle_s = time.perf_counter() - settling
             yield Result(
@@ -233,6 +240,13 @@ class TransformersEngine:
         finally:
             self._give_back(cache)
 
+    def _save_rest(self, request: Request, chain: Chain | None, cache: KVCache) -> int:
+        """Store the prompt's blocks that found no room at once, now that nobody waits for the next token."""
+        blocks = len(request.tokens) // self.block_tokens
+        if self.prefix is None or chain is None or (held := self.prefix.stored_blocks(chain)) >= blocks:
+            return 0
+        return self._save(chain, cache, held, blocks, deadline_s=_ROOM_DEADLINE_S)
+
     def _settle(self, request: Request, answer: Sequence[int], cache: KVCache) -> int:
         """Recompute and store the full blocks that hold generated tokens; returns how many were stored."""
         tokens = [*request.tokens, *answer]
@@ -246,7 +260,7 @@ class TransformersEngine:
             return 0
         cache.truncate(first * self.block_tokens)
         self._run_blocks(tokens[first * self.block_tokens : last * self.block_tokens], cache)
-        return self._save(chain, cache, first, last)
+        return self._save(chain, cache, first, last, deadline_s=_ROOM_DEADLINE_S)
 
     # --- checks and bookkeeping ---
 
@@ -272,10 +286,10 @@ class TransformersEngine:
     def _chain(self, tokens: Sequence[int], salt: str | None) -> Chain | None:
         return None if self.prefix is None else self.prefix.chain(tokens, salt)
 
-    def _save(self, chain: Chain | None, cache: KVCache, start: int, stop: int) -> int:
+    def _save(self, chain: Chain | None, cache: KVCache, start: int, stop: int, *, deadline_s: float) -> int:
         if self.prefix is None or chain is None:
             return 0
-        return self.prefix.save(chain, cache, start, stop)
+        return self.prefix.save(chain, cache, start, stop, deadline_s=deadline_s)
 
     def _take_cache(self, tokens: int) -> KVCache:
         """An empty cache with room for `tokens`: if free, the last one again, whose pages are touched."""

@@ -52,7 +52,9 @@ class PrefixStore:
     def restore(self, chain: Chain, cache: KVCache) -> Restored:
         """Copy the longest stored prefix of `chain` into the empty `cache`. Waits, at most its deadline."""
         started = time.perf_counter()
-        found = self.stored_blocks(chain)
+        found = 0
+        with self._fault_is_a_miss():
+            found += self._store.lookup(chain).blocks
         looked_up = time.perf_counter()
         sources: Counter[str] = Counter()
         if found:
@@ -72,27 +74,30 @@ class PrefixStore:
                 cache.restore_block(block.index, block.payload)
                 sources[block.source] += 1
 
-    def save(self, chain: Chain, cache: KVCache, start: int, stop: int) -> int:
-        """Store blocks `start..stop-1` of `cache` that are not stored yet; returns how many were."""
+    def save(self, chain: Chain, cache: KVCache, start: int, stop: int, *, deadline_s: float) -> int:
+        """Store blocks `start..stop-1` of `cache`, as far as there is room; returns how many were new.
+
+        Waits for room up to `deadline_s` in all; 0 takes only what is free.
+        """
+        saved = 0
         if start >= stop:
-            return 0
-        saved = copied = 0
+            return saved
         size = cache.layout.payload_bytes
         with (
             self._fault_is_a_miss(),
-            self._store.begin_store(chain[:stop], start=start, stop=stop, payload_bytes=size) as write,
+            self._store.begin_store(
+                chain[:stop], start=start, stop=stop, payload_bytes=size, deadline_s=deadline_s
+            ) as write,
         ):
             for block in write:
                 cache.save_block(block.index, block.payload)
-                copied += 1
-            write.commit()
-            saved += copied
+            saved += write.commit()
         return saved
 
     def stored_blocks(self, chain: Chain) -> int:
         """How long a prefix of `chain` is stored. Answers from memory."""
         try:
-            return self._store.lookup(chain).blocks
+            return self._store.lookup(chain, deadline_s=0.0).blocks
         except _FAULTS:
             self.faults += 1
             return 0
