@@ -32,6 +32,9 @@ class _Simulate(click.Command):
 @click.argument("trace_file", metavar="TRACE")
 @click.option("--model", help="Model whose KV a block holds: name, folder or config.json.")
 @click.option("--kv-dtype", default="bfloat16", show_default=True, help="KV dtype of the model.")
+@click.option(
+    "--params", type=float, help="Parameters of the model, such as 70e9, if they cannot be counted."
+)
 @click.option("--active-params", type=float, help="Parameters a token uses, such as 37e9, if not known.")
 @click.option("--bytes-per-token", metavar="SIZE", help="Instead: KV of one token, such as 320KiB.")
 @click.option("--block-bytes", metavar="SIZE", help="Instead: KV of one block, such as 160MiB.")
@@ -187,6 +190,7 @@ def _request(trace: Trace, rate: float, flags: dict[str, Any]) -> Request:
         trace.block_tokens,
         model=flags["model"],
         kv_dtype_name=flags["kv_dtype"],
+        params=flags["params"],
         active_params=flags["active_params"],
         gpu=flags["gpu"],
         mfu=flags["mfu"],

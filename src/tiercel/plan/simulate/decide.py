@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from tiercel.plan.simulate.costs import PrefillCost, TierSpec
 
@@ -81,8 +82,9 @@ class Situation:
 def decide(situation: Situation, stretches: Sequence[Stretch], *, always_load: bool, split: bool) -> Plan:
     """Return the plan with the earliest expected first token; equal ones: the one that computes least.
 
-    Within one tier the load grows linearly with the length and the computing saved at least linearly, so
-    the best length is at an end of a stretch, or where the load ends just as the engine becomes free.
+    Within one stretch the time until all is loaded is the largest of a few straight lines of the length,
+    and the computing saved grows at least linearly; so the best length is at an end of the stretch, or
+    where another line becomes the largest (such as the load ending just as the engine is free).
     """
     nothing = [0] * len(situation.tiers)
     if always_load:
@@ -90,16 +92,11 @@ def decide(situation: Situation, stretches: Sequence[Stretch], *, always_load: b
     best = situation.whole(nothing)
     taken = nothing
     for number, blocks in stretches:
-        with_it = _per_tier(taken, [(number, blocks)])
-        candidates = [with_it]
-        free_of_wait = _blocks_until_engine_free(situation, taken, number, blocks)
-        if 0 < free_of_wait < blocks:
-            candidates.append(_per_tier(taken, [(number, free_of_wait)]))
-        for candidate in candidates:
-            plan = situation.whole(candidate)
+        for more in (*_bends(situation, taken, number, blocks), blocks):
+            plan = situation.whole(_per_tier(taken, [(number, more)]))
             if plan.first_token_s <= best.first_token_s:
                 best = plan
-        taken = with_it
+        taken = _per_tier(taken, [(number, blocks)])
     if split and stretches:
         overlapped = _split(situation, stretches)
         if overlapped.first_token_s < best.first_token_s:
@@ -114,13 +111,26 @@ def _per_tier(taken: Sequence[int], stretches: Sequence[Stretch]) -> list[int]:
     return blocks
 
 
-def _blocks_until_engine_free(situation: Situation, taken: Sequence[int], number: int, blocks: int) -> int:
-    """How many blocks more of tier `number` arrive before the engine is free."""
-    tier = situation.tiers[number]
-    spare_s = situation.engine_free_s - situation.loads(_per_tier(taken, [(number, 1)])).ready_s
-    if spare_s < 0:
-        return 0
-    return min(blocks, 1 + int(spare_s * tier.bytes_per_s / situation.block_bytes))
+def _bends(situation: Situation, taken: Sequence[int], number: int, blocks: int) -> list[int]:
+    """Lengths inside a stretch, ascending, next to which another line decides when all is loaded.
+
+    The lines: the engine and the tiers before (level), the link of tier 0 and the stretch's own link.
+    """
+    level = max(situation.engine_free_s, situation.loads(taken).ready_s)
+    lines = [(level, 0.0)]
+    for tier_number in sorted({0, number}):
+        tier = situation.tiers[tier_number]
+        carried = sum(taken) if tier_number == 0 else taken[tier_number]
+        start = max(situation.now_s, situation.link_free_s[tier_number]) + tier.latency_s
+        per_block_s = situation.block_bytes / tier.bytes_per_s
+        lines.append((start + carried * per_block_s, per_block_s))
+    found = set()
+    for (base, slope), (other_base, other_slope) in combinations(lines, 2):
+        if slope != other_slope:
+            crossing = (other_base - base) / (slope - other_slope)
+            if -1 < crossing < blocks:
+                found |= {int(crossing), int(crossing) + 1}
+    return sorted(more for more in found if 0 < more < blocks)
 
 
 def _split(situation: Situation, stretches: Sequence[Stretch]) -> Plan:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from tiercel.config import human_bytes
 from tiercel.errors import ConfigError
-from tiercel.geometry import kv_dtype
+from tiercel.geometry import KVGeometry, kv_dtype
 from tiercel.plan.breakeven import Compute, ModelCost
+from tiercel.plan.catalogue import open_model
 from tiercel.plan.hardware import DEFAULT_MFU, gpu_named
 from tiercel.plan.planner_model import load_model, model_cost
 from tiercel.plan.simulate.costs import PrefillCost
@@ -31,6 +32,7 @@ def machine_of(
     *,
     model: str | None = None,
     kv_dtype_name: str = "bfloat16",
+    params: float | None = None,
     active_params: float | None = None,
     bytes_per_token: int | None = None,
     block_bytes: int | None = None,
@@ -50,34 +52,44 @@ def machine_of(
     told: dict[str, str] = {}
     cost: ModelCost | None = None
     if model is not None:
-        loaded = load_model(model, active_params=active_params)
-        cost = model_cost(loaded, kv_dtype(kv_dtype_name))
-        told["model"] = f"{loaded.name} ({loaded.source}); {'; '.join(loaded.assumptions)}"
-        block_bytes = _block_bytes(cost, block_tokens, model)
-    elif bytes_per_token is not None:
-        block_bytes = bytes_per_token * block_tokens
+        weight = _weight(model, kv_dtype_name, told)
+        block_bytes = round(weight.bytes_per_token * block_tokens)
+        state = weight.state_bytes
+    else:
+        block_bytes = bytes_per_token * block_tokens if bytes_per_token is not None else block_bytes
+        state = 0
     if block_bytes is not None:
+        left_out = f"the recurrent state ({human_bytes(state)} per snapshot) is left out; " if state else ""
         told["block"] = (
-            f"{block_tokens} tokens, {human_bytes(block_bytes)}; {_left_out(cost)}every block a full slot"
+            f"{block_tokens} tokens, {human_bytes(block_bytes)}; {left_out}every block a full slot"
         )
+    if model is not None and gpu is not None:
+        loaded = load_model(model, params, active_params)
+        cost = model_cost(loaded, kv_dtype(kv_dtype_name))
+        told["model"] += "; " + "; ".join(loaded.assumptions)
     return Machine(block_bytes, _prefill(cost, gpu, mfu, tp, prefill_points, told), told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    bytes_per_token: float
+    state_bytes: int
+
+
+def _weight(model: str, kv_dtype_name: str, told: dict[str, str]) -> _Weight:
+    """What a stored token of the model weighs: all layers, those with a window too."""
+    title, found, source = open_model(model)
+    geometry = KVGeometry.from_config(found)
+    dtype = kv_dtype(kv_dtype_name)
+    told["model"] = f"{title} ({source}), KV in {dtype.name}"
+    per_token = geometry.bytes_per_token_exact(dtype) + geometry.window_bytes_per_token_exact(dtype)
+    if not per_token:
+        raise ConfigError(f"--model: '{model}' stores nothing per token; accepted: one with attention")
+    return _Weight(float(per_token), geometry.fixed_state_bytes(dtype))
 
 
 def _sizes(model: str | None, bytes_per_token: int | None, block_bytes: int | None) -> dict[str, object]:
     return {"--model": model, "--bytes-per-token": bytes_per_token, "--block-bytes": block_bytes}
-
-
-def _block_bytes(cost: ModelCost, block_tokens: int, model: str) -> int:
-    per_token = cost.kv_token_bytes + cost.kv_window_token_bytes
-    if not per_token:
-        raise ConfigError(f"--model: '{model}' stores nothing per token; accepted: one with attention")
-    return round(per_token * block_tokens)
-
-
-def _left_out(cost: ModelCost | None) -> str:
-    if cost is None or not cost.kv_fixed_bytes:
-        return ""
-    return f"the recurrent state ({human_bytes(cost.kv_fixed_bytes)} per snapshot) is left out; "
 
 
 def _prefill(

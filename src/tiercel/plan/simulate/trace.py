@@ -12,10 +12,11 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -189,11 +190,14 @@ def _lines(source: str) -> Iterator[tuple[int, bytes]]:
         raise TraceError(f"trace '{source}' cannot be read: {error.strerror or error}") from None
 
 
-def _open(source: str) -> BinaryIO:
-    plain: Any = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115  (closed by _lines)
-    if plain.peek(2)[:2] == _GZIP_MAGIC:
-        return gzip.GzipFile(fileobj=plain)  # type: ignore[return-value]  # it reads like a BinaryIO
-    return plain  # type: ignore[no-any-return]
+@contextmanager
+def _open(source: str) -> Iterator[Any]:
+    """A buffered binary stream of the file's text, unpacked; standard input is left open."""
+    with ExitStack() as closing:
+        stream: Any = sys.stdin.buffer if source == "-" else closing.enter_context(Path(source).open("rb"))
+        if stream.peek(2)[:2] == _GZIP_MAGIC:
+            stream = closing.enter_context(gzip.GzipFile(fileobj=stream))
+        yield stream
 
 
 class _BadLineError(Exception):
