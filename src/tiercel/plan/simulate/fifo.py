@@ -91,21 +91,37 @@ class _S3Fifo:
         """Look a chain up, count its leading hits, store what is missing."""
         cached = self.cached_view[chain]
         present = chain[cached]
-        self.frequency_view[present] = np.minimum(self.frequency_view[present] + 1, FREQUENCY_MAX)
+        if len(present):
+            self.frequency_view[present] = np.minimum(self.frequency_view[present] + 1, FREQUENCY_MAX)
         if len(present) == len(chain):
             return len(chain)
-        for block in chain[~cached][::-1].tolist():
-            self._insert(block)
+        self._store(chain[~cached][::-1].tolist())
         return int(np.argmin(cached))
 
-    def _insert(self, block: int) -> None:
-        if len(self.small) + len(self.main) >= self.capacity:
-            self._evict()
-        remembered = self.ghost_number[block] > self.ghosts - self.ghost_max
-        self.ghost_number[block] = _NEVER
-        (self.main if remembered else self.small).appendleft(block)
-        self.cached[block] = 1
-        self.frequency[block] = 0
+    def _store(self, blocks: list[int]) -> None:
+        # The hot loop: names are looked up once, and the common eviction does not leave the function.
+        cached, frequency, ghost_number = self.cached, self.frequency, self.ghost_number
+        small, main = self.small, self.main
+        small_max, capacity = self.small_max, self.capacity
+        used = len(small) + len(main)
+        for block in blocks:
+            if used < capacity:
+                used += 1
+            elif len(small) >= small_max and frequency[small[-1]] < FREQUENCY_TO_STAY:
+                self._forget(small.pop())
+            else:
+                self._evict()
+            remembered = ghost_number[block] > self.ghosts - self.ghost_max
+            ghost_number[block] = _NEVER
+            (main if remembered else small).appendleft(block)
+            cached[block] = 1
+            frequency[block] = 0
+
+    def _forget(self, block: int) -> None:
+        """Take a block out that left the small queue, and remember it as a ghost."""
+        self.cached[block] = 0
+        self.ghosts += 1
+        self.ghost_number[block] = self.ghosts
 
     def _evict(self) -> None:
         if len(self.small) >= self.small_max and self._evict_small():
@@ -116,23 +132,19 @@ class _S3Fifo:
     def _evict_small(self) -> bool:
         while self.small:
             block = self.small.pop()
-            if self.frequency[block] >= FREQUENCY_TO_STAY:
-                self.frequency[block] = 0
-                self.main.appendleft(block)
-                continue
-            self.cached[block] = 0
-            self.ghosts += 1
-            self.ghost_number[block] = self.ghosts
-            return True
+            if self.frequency[block] < FREQUENCY_TO_STAY:
+                self._forget(block)
+                return True
+            self.frequency[block] = 0
+            self.main.appendleft(block)
         return False
 
     def _evict_main(self) -> bool:
         while self.main:
             block = self.main.pop()
-            if self.frequency[block] > 0:
-                self.frequency[block] -= 1
-                self.main.appendleft(block)
-                continue
-            self.cached[block] = 0
-            return True
+            if not self.frequency[block]:
+                self.cached[block] = 0
+                return True
+            self.frequency[block] -= 1
+            self.main.appendleft(block)
         return False
