@@ -101,7 +101,7 @@ def finite(value: float) -> float | None:
 
 def break_even_tokens(request: PlanRequest) -> tuple[int, ...]:
     """The prefix lengths of the table, up to the model's own limit."""
-    limit = request.model.geometry.max_tokens or BREAK_EVEN_TOKENS[-1]
+    limit = request.model.max_tokens or BREAK_EVEN_TOKENS[-1]
     return tuple(n for n in BREAK_EVEN_TOKENS if n <= limit) or (limit,)
 
 
@@ -126,6 +126,9 @@ def _break_even(request: PlanRequest, scope: Scope, link: Link, tokens: tuple[in
 
 def _warnings(request: PlanRequest, scope: Scope) -> list[str]:
     told = []
+    limit, context = request.model.max_tokens, request.traffic.context_tokens
+    if limit is not None and context > limit:
+        told.append(f"prompts of {context} tokens are longer than the model's own limit of {limit}")
     if scope["hbm_kv_bytes"] < 0:
         short = -scope["hbm_kv_bytes"] / 2**30
         told.append(f"the weights do not fit: {short:.1f} GiB per GPU too much; more tp or pp, or fewer bits")

@@ -13,7 +13,6 @@ from tiercel.plan.planner_sheet import Cell, Sheet
 MODEL_INPUTS = (
     "weight_bytes",
     "active_weight_bytes",
-    "rank_weight_bytes",
     "rank_token_bytes",
     "rank_window_token_bytes",
     "rank_fixed_bytes",
@@ -86,6 +85,12 @@ _FITS = (
         "max(rank_kv_bytes(session_tokens) - rank_shared_bytes, 1)",
         "bytes",
         "a session's own part on one rank",
+    ),
+    Cell(
+        "rank_weight_bytes",
+        "weight_bytes / gpus_per_replica",
+        "bytes",
+        "weights divide evenly over tp and pp",
     ),
     Cell(
         "hbm_kv_bytes",

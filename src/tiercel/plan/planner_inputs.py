@@ -112,7 +112,7 @@ class Input:
     origin: str
 
 
-_BOUNDS: dict[str, tuple[float, float]] = {
+BOUNDS: dict[str, tuple[float, float]] = {
     "gpus": (1, 1e6),
     "tp": (1, 65_536),
     "pp": (1, 65_536),
@@ -140,7 +140,7 @@ def check(request: PlanRequest) -> None:
     for part in (request.hardware, request.traffic, request.storage):
         for item in fields(part):
             value = getattr(part, item.name)
-            if item.name in _BOUNDS and value is not None:
+            if item.name in BOUNDS and value is not None:
                 _within(item.name, value)
     hardware, traffic = request.hardware, request.traffic
     if hardware.compute_dtype not in ("bf16", "fp8"):
@@ -154,11 +154,6 @@ def check(request: PlanRequest) -> None:
         value, top = getattr(traffic, name), traffic.context_tokens - (name == "shared_tokens")
         if value > top:
             raise ConfigError(f"{_flag(name)}: {value}; accepted: at most {top}, as the prompt has {top}")
-    limit = request.model.geometry.max_tokens
-    if limit is not None and traffic.context_tokens > limit:
-        raise ConfigError(
-            f"context: {traffic.context_tokens} tokens; accepted: at most the model's own limit of {limit}"
-        )
     for price in (request.prices.gpu_hour, request.prices.ram_gb_month, request.prices.disk_gb_month):
         if price is not None and not (math.isfinite(price.amount) and price.amount >= 0):
             raise ConfigError(f"price: {price.amount:g}; accepted: a number of at least 0")
@@ -171,7 +166,7 @@ def _flag(name: str) -> str:
 
 
 def _within(name: str, value: float) -> None:
-    least, top = _BOUNDS[name]
+    least, top = BOUNDS[name]
     if not (math.isfinite(value) and least <= value <= top):
         raise ConfigError(f"{_flag(name)}: {value:g}; accepted: from {least:g} to {top:g}")
 

@@ -17,7 +17,7 @@ from tiercel.geometry import GroupKind, KVDtype, KVGeometry, LayerGroup
 from tiercel.geometry.engines import Engine
 from tiercel.geometry.fields import Fields
 from tiercel.geometry.load import read_config, text_part
-from tiercel.geometry.shapes import HEAD_NAMES
+from tiercel.geometry.shapes import CONTEXT_NAMES, HEAD_NAMES
 from tiercel.plan.breakeven import ModelCost
 from tiercel.plan.catalogue import open_model
 from tiercel.plan.parallel import Parallel
@@ -38,7 +38,10 @@ _IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)B(?:-?A(\d+(?:\.\d+)?)B)?(?![\w
 
 @dataclass(frozen=True, slots=True)
 class PlanModel:
-    """A model as the planner sees it. `attention` is (FLOPs per token pair, window or None) per group."""
+    """A model as the planner sees it. `attention` is (FLOPs per token pair, window or None) per group.
+
+    `max_tokens` is the context limit where the configuration itself states one.
+    """
 
     name: str
     source: str
@@ -48,6 +51,7 @@ class PlanModel:
     active: Parameters
     attention: tuple[tuple[float, int | None], ...]
     assumptions: tuple[str, ...]
+    max_tokens: int | None = None
 
 
 def load_model(name: str, params: float | None = None, active_params: float | None = None) -> PlanModel:
@@ -85,6 +89,7 @@ def model_from_config(
         active=active,
         attention=tuple((flops, window) for flops, window in attention if flops),
         assumptions=tuple(notes),
+        max_tokens=geometry.max_tokens if any(fields.values.get(n) for n in CONTEXT_NAMES) else None,
     )
 
 
@@ -204,7 +209,6 @@ def model_inputs(
         "kv_fixed_bytes": cost.kv_fixed_bytes,
         "weight_bytes": weight_bytes,
         "active_weight_bytes": float(weights.nbytes(model.active)),
-        "rank_weight_bytes": weight_bytes / (parallel.tp * parallel.pp),
         "rank_token_bytes": float(share.bytes_per_token),
         "rank_window_token_bytes": float(share.window_bytes_per_token),
         "rank_fixed_bytes": float(share.fixed_state_bytes),

@@ -61,7 +61,7 @@ def _head(plan: Plan) -> Iterator[str]:
 def _fits(plan: Plan) -> Iterator[str]:
     v = plan.value
     yield "What fits where"
-    yield _pair("weights per GPU", human_bytes(plan.inputs["rank_weight_bytes"].value))
+    yield _pair("weights per GPU", human_bytes(v("rank_weight_bytes")))
     yield _pair("KV memory per GPU", human_bytes(max(v("hbm_kv_bytes"), 0)))
     yield _pair("KV of one session", human_bytes(v("session_kv_bytes")))
     yield _pair("sessions per GPU", f"{v('hbm_sessions_per_gpu'):,.2f} in its memory")
@@ -115,10 +115,14 @@ def _break_even(plan: Plan) -> Iterator[str]:
     rows.append(["needed GB/s", "", *(f"{plan.needed_bytes_per_s[i] / 1e9:.2f}" for i in at), ""])
     rows.append(["compute", "", *(seconds(plan.compute_s[i]) for i in at), ""])
     for tier in plan.break_even:
-        least = "never" if tier.least_prefix_tokens is None else f"{tier.least_prefix_tokens:,} tokens"
+        least = _least(tier.least_prefix_tokens)
         rate = f"{tier.link.bytes_per_s / 1e9:g} GB/s"
         rows.append([tier.link.title, rate, *(seconds(tier.load_s[i]) for i in at), least])
     yield from table(rows)
+
+
+def _least(tokens: int | None) -> str:
+    return "never" if tokens is None else "1 token" if tokens == 1 else f"{tokens:,} tokens"
 
 
 def strategy_table(strategies: Sequence[StrategyRow]) -> Iterator[str]:

@@ -24,8 +24,8 @@ WINDOW_TOKENS = 4096
 Numbers = dict[str, float]
 
 EXACT = "exact"
-LOSSY = "approximate; measure quality"
-TRAINED = "another model: must be trained so"
+LOSSY = "approximate"
+TRAINED = "must be trained so"
 
 
 @dataclass(frozen=True, slots=True)
