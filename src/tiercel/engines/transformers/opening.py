@@ -1,0 +1,26 @@
+"""One call from a configuration to an engine with its store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tiercel.config import Config
+from tiercel.engines.transformers.engine import TransformersEngine
+from tiercel.store import TieredStore, open_store
+
+
+def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngine, TieredStore]:
+    """Load a model and open the store that `config` describes, with slots of that model's block size.
+
+    The caller closes the store. Raises ModelError, MemoryLimitError or TierError.
+    """
+    engine = TransformersEngine(
+        model_dir,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        block_tokens=config.model.block_tokens,
+        load_deadline_s=config.store.load_deadline_s,
+    )
+    store = open_store(config, engine.layout.payload_bytes)
+    engine.attach(store)
+    return engine, store
