@@ -54,7 +54,9 @@ def divide(a: float, b: float) -> float:
 
 
 def _round(towards: Callable[[float], int], x: float) -> float:
-    return float(towards(x)) if math.isfinite(x) else x
+    if not math.isfinite(x):
+        return x
+    return math.copysign(float(towards(x)), x)  # keeps the sign of zero, as IEEE and JavaScript do
 
 
 # min and max are written out because Python's and JavaScript's own differ when one side is NaN.

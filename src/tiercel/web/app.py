@@ -14,7 +14,8 @@ from tiercel.web import page
 QUERY_CHARS_MAX = 4096
 HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }
 

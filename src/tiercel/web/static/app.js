@@ -154,6 +154,7 @@ function read() {
 
 // --- Planning -----------------------------------------------------------------------------------------------
 let asked = 0;
+let lastAsked = 0;
 let timer = 0;
 
 function update(now = false) {
@@ -174,6 +175,7 @@ async function refresh() {
   }
   if (mine !== asked) return; // a later change is on its way
   show(plan);
+  lastAsked = mine;
 }
 
 async function servedPlan(all) {

@@ -1,0 +1,70 @@
+"""Take the documentation's pictures of the planner page in a real Chromium: `python scripts/screenshots.py`.
+
+Needs the `playwright` package and a Chromium (`$CHROMIUM`, or /usr/bin/chromium); downloads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+from tiercel.web.export import export
+from tiercel.web.serving import served
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+QUERY = "gpu-price=3.50@2026-05&ram-price=2.00@2026-05&disk-price=0.20@2026-05&host-ram=256GiB"
+# name, width, height, colours, whole page
+SHOTS = (
+    ("planner-desktop-light", 1280, 900, "light", False),
+    ("planner-desktop-dark", 1280, 900, "dark", False),
+    ("planner-page-light", 1280, 900, "light", True),
+    ("planner-phone-light", 390, 844, "light", True),
+    ("planner-phone-dark", 390, 844, "dark", True),
+)
+
+
+def shoot(
+    browser: Browser, address: str, folder: Path, shots: tuple[tuple[str, int, int, str, bool], ...]
+) -> None:
+    """Save one picture per row of `shots`."""
+    for name, width, height, colours, whole in shots:
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
+        page.goto(address)
+        page.wait_for_selector("body[data-state=ready]")
+        if whole and width < 800:
+            page.evaluate("document.documentElement.scrollTop = 0")
+        page.screenshot(path=folder / f"{name}.png", full_page=whole)
+        page.close()
+        sys.stdout.write(f"{folder / name}.png\n")
+
+
+def main() -> None:
+    """Pictures of the served page, and one of the exported page opened from disk."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        with served() as address:
+            shoot(browser, f"{address}/?{QUERY}", folder, SHOTS)
+        export(Path(scratch) / "page")
+        static = (("planner-static-light", 1280, 900, "light", False),)
+        shoot(browser, (Path(scratch) / "page" / "index.html").as_uri(), folder, static)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""One Chromium, one server and one export for the page's tests; skipped, saying why, where there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def chromium() -> str | None:
+    """A Chromium of this machine: `$CHROMIUM`, or one on the path."""
+    named = os.environ.get("CHROMIUM")
+    return named or next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    executable = chromium()
+    if executable is None:
+        pytest.skip("no Chromium here: apt-get install chromium, or set CHROMIUM to one")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    serving = pytest.importorskip("tiercel.web.serving", reason="uvicorn or starlette is not installed")
+    with serving.served() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiercel.web.export import export
+
+    folder = tmp_path_factory.mktemp("page") / "export"
+    export(folder)
+    return folder
