@@ -35,13 +35,22 @@ RUN = "Run and look after it"
 
 # One row per command; the module is imported when the command is called, never before.
 COMMANDS: dict[str, Row] = {
+    "demo": Row(
+        "tiercel.cli.demo:command", "Conversations resumed from RAM, disk and after a restart.", TRY
+    ),
     "model-dir": Row(
         "tiercel.cli.model_dir:command", "Print the folder of the demo model, ready to use.", TRY
     ),
     "size": Row("tiercel.cli.size:command", "How large a model's KV cache is, and what fits.", SIZE),
+    "plan": Row("tiercel.cli.plan:command", "What fits where, what it gains, what to set.", SIZE),
     "simulate": Row(
         "tiercel.cli.simulate:command", "Replay a request trace against caches you might buy.", SIZE
     ),
+    "dashboard": Row(
+        "tiercel.cli.dashboard:command", "The calculator and planner as a page, served or written.", SIZE
+    ),
+    "serve": Row("tiercel.cli.serve:command", "An OpenAI-compatible server on a cached model.", RUN),
+    "cache": Row("tiercel.cli.cache:command", "List, verify or clear what is cached on disk.", RUN),
     "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),
 }
 
