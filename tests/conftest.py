@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tiercel.config.sources import OTHER_VARIABLES, PREFIX
+from tiercel.config.paths import CACHE_DIR_VARIABLE
+from tiercel.config.sources import PREFIX
 from tiercel.models import demo_model_dir
 
 # Nothing here may fetch anything; set before any library that would looks at it.
@@ -26,7 +27,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tiercel"))
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away `TIERCEL_...` settings of the shell that runs the tests, but not where the model is kept."""
     for name in list(os.environ):
-        if name.startswith(PREFIX) and name not in OTHER_VARIABLES[1:]:
+        if name.startswith(PREFIX) and name != CACHE_DIR_VARIABLE:
             monkeypatch.delenv(name)
 
 

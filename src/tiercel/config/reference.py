@@ -29,8 +29,9 @@ size = "100GB"
 ```
 
 Tiers are numbered from 0 in variables and flags: `TIERCEL_TIERS_0_PATH`, `--set tiers.0.path=...`.
-Two more variables are read: `TIERCEL_CONFIG` names the file, `TIERCEL_CACHE_DIR` the directory for
-things that can be made again, such as the demo model (default `~/.cache/tiercel`).
+Three more variables are read: `TIERCEL_CONFIG` names the file, `TIERCEL_CACHE_DIR` the directory for
+things that can be made again, such as the demo model (default `~/.cache/tiercel`), and `TIERCEL_API_KEY` the
+key that clients of `tiercel serve` must show (default none; it is in no file and is never printed).
 """
 
 

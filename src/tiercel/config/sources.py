@@ -19,8 +19,9 @@ from tiercel.errors import ConfigError
 
 PREFIX = "TIERCEL_"
 CONFIG_VARIABLE = "TIERCEL_CONFIG"
+API_KEY_VARIABLE = "TIERCEL_API_KEY"
 # Variables that begin with the prefix and are not settings.
-OTHER_VARIABLES = (CONFIG_VARIABLE, CACHE_DIR_VARIABLE)
+OTHER_VARIABLES = (CONFIG_VARIABLE, CACHE_DIR_VARIABLE, API_KEY_VARIABLE)
 
 _NAMES: dict[str, frozenset[str]] = {
     section: frozenset(entry.name for entry in entries() if entry.section == section)

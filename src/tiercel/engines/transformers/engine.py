@@ -84,9 +84,16 @@ class TransformersEngine:
         self.layout = BlockLayout(self.model.shapes, self.model.kv_dtype, block_tokens)
         self.identity = model_identity(self.model, self.layout)
         self.prefix: PrefixStore | None = None
-        if store is not None:
-            self.prefix = PrefixStore(store, self.identity, adapter=adapter, load_deadline_s=load_deadline_s)
+        self._adapter, self._load_deadline_s = adapter, load_deadline_s
         self._idle_cache: KVCache | None = None
+        if store is not None:
+            self.attach(store)
+
+    def attach(self, store: TieredStore) -> None:
+        """Reuse and keep blocks in `store` from now on; its slots must hold `layout.payload_bytes`."""
+        self.prefix = PrefixStore(
+            store, self.identity, adapter=self._adapter, load_deadline_s=self._load_deadline_s
+        )
 
     @property
     def block_tokens(self) -> int:
@@ -198,6 +205,7 @@ class TransformersEngine:
         try:
             started = time.perf_counter()
             prefilled = self._prefill(request.tokens, chain, cache)
+            answer.reused_tokens = prefilled.reused_tokens
             delta = answer.add(sampler.pick(prefilled.logits))
             first_token = time.perf_counter()
             try:
@@ -312,6 +320,7 @@ class _Answer:
         self.decoder = decoder
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
+        self.reused_tokens = 0
 
     def add(self, token: int) -> Delta:
         """Take the next token and say what it adds."""
@@ -325,4 +334,4 @@ class _Answer:
             text += self.decoder.finish()
         if self.decoder.stopped:
             self.finish_reason = "stop"
-        return Delta(token, text, self.finish_reason)
+        return Delta(token, text, self.finish_reason, self.reused_tokens)

@@ -1,0 +1,188 @@
+"""The ASGI application: which path answers what, who may ask, and what every answer is counted as.
+
+Whatever goes wrong ends as OpenAI's error object; only its kind and place reach a log, never a prompt.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tiercel.web.api import faults
+from tiercel.web.api.completions import Completions, Service
+from tiercel.web.api.faults import ApiError
+from tiercel.web.api.metrics import Metrics
+
+_log = logging.getLogger("tiercel.serve")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+_CLIENT_LEFT = 499
+_STARTED_S = int(time.time())
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+
+
+def make_app(service: Service, api_key: str | None = None, lifespan: Lifespan | None = None) -> Starlette:
+    """The application that serves `service`; with `api_key`, /v1 and /metrics are for its holders."""
+    pages = _Pages(service)
+    app = Starlette(
+        routes=[
+            Route(PATHS[0], Completions(service, chat=True), methods=["POST"]),
+            Route(PATHS[1], Completions(service, chat=False), methods=["POST"]),
+            Route(PATHS[2], pages.models),
+            Route("/v1/models/{name:path}", pages.model),
+            Route(PATHS[3], pages.health),
+            Route(PATHS[4], pages.metrics),
+        ],
+        middleware=[
+            Middleware(_Counted, metrics=service.metrics),
+            *([Middleware(_Guarded, api_key=api_key)] if api_key else []),
+        ],
+        exception_handlers={ApiError: _refused, HTTPException: _no_route, Exception: _Fault(service.metrics)},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Pages:
+    """The small endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._entry()]})
+
+    async def model(self, request: Request) -> Response:
+        self._service.check_model(request.path_params["name"])
+        return JSONResponse(self._entry())
+
+    def _entry(self) -> dict[str, object]:
+        facts = self._service.loaded.facts
+        return {
+            "id": facts.name,
+            "object": "model",
+            "created": _STARTED_S,
+            "owned_by": "tiercel",
+            "max_model_len": facts.context_tokens,
+        }
+
+    async def health(self, request: Request) -> Response:
+        queue = self._service.queue
+        waiting, running = queue.depth
+        body = {
+            "status": "shutting_down" if queue.closing else "ok",
+            "model": self._service.loaded.facts.name,
+            "waiting": waiting,
+            "running": running,
+        }
+        return JSONResponse(
+            body, status_code=HTTPStatus.SERVICE_UNAVAILABLE if queue.closing else HTTPStatus.OK
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        # The store's lock may be held for a moment; the event loop does not wait for it.
+        text = await run_in_threadpool(self._service.metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """A wrong path or method, as Starlette found it."""
+    assert isinstance(error, HTTPException)
+    path, status = request.url.path[:200], HTTPStatus(error.status_code)
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        accepted = (error.headers or {}).get("Allow", "")
+        refusal = ApiError(
+            status, f"{path} does not take {request.method}; accepted is {accepted}",
+            code="method_not_allowed", headers=error.headers,
+        )  # fmt: skip
+    elif status is HTTPStatus.NOT_FOUND:
+        refusal = ApiError(
+            status, f"there is no {path} here; accepted are {', '.join(PATHS)}", code="unknown_url"
+        )
+    else:
+        refusal = ApiError(status, str(error.detail), code="http_error", headers=error.headers)
+    return refusal.response()
+
+
+class _Fault:
+    """The answer to a fault of ours."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def __call__(self, request: Request, error: Exception) -> Response:
+        self._metrics.faults.inc()
+        _log.error("internal fault: %s", faults.place_of(error))
+        return faults.internal().response()
+
+
+class _Counted:
+    """Counts every request by endpoint and status, and how long it took."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s, status = time.monotonic(), 0
+
+        async def watching(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(message["status"])
+            await send(message)
+
+        failed = True
+        try:
+            await self._app(scope, receive, watching)
+            failed = False
+        finally:
+            path: str = scope["path"]
+            # Paths are the client's to invent; the series of a metric are not.
+            endpoint = path if path in PATHS else "other"
+            shown = status or (HTTPStatus.INTERNAL_SERVER_ERROR if failed else _CLIENT_LEFT)
+            self._metrics.requests.labels(endpoint, str(int(shown))).inc()
+            self._metrics.seconds.labels(endpoint).observe(time.monotonic() - started_s)
+
+
+class _Guarded:
+    """Asks for the API key, everywhere but at /health."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app, self._expected = app, f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                refusal = ApiError(
+                    HTTPStatus.UNAUTHORIZED,
+                    "the API key is missing or wrong; accepted is the header 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+                await refusal.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

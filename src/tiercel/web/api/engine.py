@@ -1,0 +1,83 @@
+"""What the server needs of an engine, and the transformers engine with its store opened from a configuration.
+
+It is the only module of the server that loads a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tiercel.config import Config
+from tiercel.engines.transformers import Event, Request, open_engine
+from tiercel.store import StoreStats
+
+
+class Engine(Protocol):
+    """One loaded model. `generate` is used by one thread at a time, the others beside it by another one."""
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
+
+    def generate(self, request: Request) -> Iterator[Event]: ...
+
+
+class Store(Protocol):
+    """What the server asks of a store: figures, and to write down and close within a deadline."""
+
+    def stats(self) -> StoreStats: ...
+
+    def flush(self, deadline_s: float = 30.0) -> bool: ...
+
+    def close(self, deadline_s: float = 30.0) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a client may learn of the model. `context_tokens` None: no limit of its own."""
+
+    name: str
+    fingerprint: str
+    context_tokens: int | None
+    vocab_tokens: int
+    has_tokenizer: bool
+    chats: bool
+    running_on: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine, its store, and the facts about its model."""
+
+    engine: Engine
+    store: Store
+    facts: ModelFacts
+
+
+def load(model_dir: Path, config: Config, name: str | None = None) -> Loaded:
+    """Load the model and open the store that `config` describes for its blocks. Blocks.
+
+    `name` is what the model is called in the API (None: as its folder). Raises ModelError, TierError,
+    MemoryLimitError.
+    """
+    engine, store = open_engine(model_dir, config)
+    model = engine.model
+    return Loaded(
+        engine,
+        store,
+        ModelFacts(
+            name=name or model.name,
+            fingerprint=f"fp_{model.revision[:12]}",
+            context_tokens=model.context_tokens,
+            vocab_tokens=model.vocab_tokens,
+            has_tokenizer=model.tokenizer is not None,
+            chats=bool(getattr(model.tokenizer, "chat_template", None)),
+            running_on=f"{model.device}, {str(model.dtype).removeprefix('torch.')}",
+        ),
+    )

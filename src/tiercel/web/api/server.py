@@ -1,0 +1,152 @@
+"""The process around the application: a socket, uvicorn, and an orderly end.
+
+    signal -> no new request, waiting ones are refused -> the running one may finish, or is cut after a grace
+           -> the store writes down what it should and closes -> exit
+
+It installs its own signal handlers, because uvicorn's would end the process before the store is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from prometheus_client import disable_created_metrics
+
+from tiercel.config import Config
+from tiercel.errors import ConfigError
+from tiercel.web.api import faults
+from tiercel.web.api.app import make_app
+from tiercel.web.api.completions import Service
+from tiercel.web.api.engine import Loaded
+
+_log = logging.getLogger("tiercel.serve")
+GRACE_S = 10.0
+# After being cut, the engine needs until its next token; a prefill under way is not interrupted.
+_CUT_S = 60.0
+_BACKLOG = 256
+_KEEP_ALIVE_S = 60
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not yet listening. Raises ConfigError in one line."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"serve.host: '{host}' is not an address of this host: {error}") from None
+    one = socket.socket(family, kind, protocol)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(address)
+        # Two servers may bind a port that neither listens on yet; only one of them may listen.
+        one.listen(_BACKLOG)
+    except OSError as error:
+        one.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"serve.port: cannot listen on {host} port {port}: {reason}; accepted is a free port, 0 takes any"
+        ) from None
+    return one
+
+
+def url_of(bound: socket.socket) -> str:
+    """The address people type, such as http://127.0.0.1:8000."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_open_to_others(bound: socket.socket) -> bool:
+    """Whether hosts other than this one can reach the socket."""
+    return not ipaddress.ip_address(bound.getsockname()[0].split("%")[0]).is_loopback
+
+
+def serve(
+    loaded: Loaded, config: Config, bound: socket.socket, *, api_key: str | None, ready: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, then close the store. Blocks; calls `ready` once requests are taken."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # its series are half of /metrics, unused
+    service = Service(loaded, config.serve)
+    server = _Server(service, api_key, ready)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ignore)  # uvicorn raises the signal again when it is done
+    _strip_texts_of_faults()
+    asyncio.run(server.serve(sockets=[bound]))
+    # From here on a second signal ends the process: whatever is half written is told apart at the next start.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _close(service, config)
+
+
+def _close(service: Service, config: Config) -> None:
+    deadline_s = config.store.flush_deadline_s
+    service.queue.refuse_more()
+    service.queue.stop_running()
+    idle = service.queue.join(_CUT_S)
+    flushed = service.loaded.store.close(deadline_s) if idle else service.loaded.store.flush(deadline_s)
+    if not flushed:
+        _log.warning("not everything was written to the tiers within %g s (store.flush_deadline)", deadline_s)
+    if not idle:
+        # The engine still works on memory that closing would take away; nothing of it is needed any more.
+        _log.warning("the engine did not come to an end within %g s; leaving", _CUT_S)
+        logging.shutdown()
+        os._exit(1)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells the queue when it begins to stop."""
+
+    def __init__(self, service: Service, api_key: str | None, ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                make_app(service, api_key),
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(GRACE_S) + 5,
+            )
+        )
+        self._queue, self._ready = service.queue, ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        # A signal handler may interrupt whoever holds the queue's lock; the event loop calls when it can.
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop_requests, self._loop)
+
+    def _stop_requests(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue.refuse_more()
+        loop.call_later(GRACE_S, self._queue.stop_running)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Stands in for Python's default, so that a signal ends what runs and not the process."""
+
+
+def _strip_texts_of_faults() -> None:
+    """Let uvicorn name an exception's kind and place, and nothing it says: it may quote a prompt."""
+    logging.getLogger("uvicorn.error").addFilter(_without_text)
+
+
+def _without_text(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[1] is not None:
+        record.msg, record.args = f"{record.getMessage().strip()}: {faults.place_of(record.exc_info[1])}", ()
+        record.exc_info = record.exc_text = None
+    return True
