@@ -15,8 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-BLOCK = 16
 VOCAB = 128
+# Several threads wait for each other at every operator; on cores shared with other work that costs minutes.
+torch.set_num_threads(1)
 
 
 @dataclass
@@ -34,11 +35,16 @@ class FakeHit:
 
 @dataclass
 class FakeStore:
-    """The store's protocol over a dict, with faults: `fail_load_at` ends every load before that block."""
+    """The store's protocol over a dict, with faults.
+
+    `fail_load_at` ends every load before that block, `refuse` raises from every call, `crowded` has room
+    only for who waits for it.
+    """
 
     blocks: dict[bytes, bytearray] = field(default_factory=dict)
     fail_load_at: int | None = None
     refuse: bool = False
+    crowded: bool = False
     leases: int = 0
     writes: int = 0
     loads: list[int] = field(default_factory=list)
@@ -59,6 +65,9 @@ class FakeStore:
     ) -> FakeWrite:
         self._maybe_refuse()
         assert len(chain) >= stop
+        if self.crowded and deadline_s == 0.0:
+            self.faults_fired += 1
+            stop = start
         return FakeWrite(self, chain, start, stop, payload_bytes)
 
     def _maybe_refuse(self) -> None:

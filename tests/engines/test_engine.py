@@ -317,3 +317,35 @@ def test_without_a_tokenizer_only_token_ids_are_served(engine: TransformersEngin
         engine.chat_prompt([{"role": "user", "content": "text"}])
     with pytest.raises(RequestError, match="stop strings need a tokenizer"):
         engine.generate(Request([5], stop=("x",)))
+
+
+def test_blocks_without_room_are_stored_once_the_answer_is_out(
+    engine: TransformersEngine, fake_store: Any, prompt: Prompt
+) -> None:
+    tokens = prompt(3 * BLOCK + 1)
+    fake_store.crowded = True
+    running = engine.generate(Request(tokens, max_new_tokens=20))
+    for event in running:
+        if isinstance(event, Delta) and event.finish_reason is not None:
+            break
+        assert not fake_store.blocks, "a token waited for room"
+    result = next(running)
+    assert isinstance(result, Result)
+    assert fake_store.faults_fired > 0
+    assert result.stored_blocks == len(fake_store.blocks) == (len(tokens) + 20) // BLOCK
+
+
+def test_an_answer_that_is_stored_already_is_not_settled_again(
+    engine: TransformersEngine, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt(2 * BLOCK + 1)
+    first = answer(engine, tokens, max_new_tokens=40)
+    assert first.stored_blocks == (len(tokens) + 40) // BLOCK
+    runs = []
+    forward = engine._forward
+    monkeypatch.setattr(
+        engine, "_forward", lambda part, cache: (runs.append(len(part)), forward(part, cache))[1]
+    )
+    second = answer(engine, tokens, max_new_tokens=40)
+    assert (second.tokens, second.stored_blocks) == (first.tokens, 0)
+    assert runs == [1] * 40, "one prefill step of one token, then decoding, then nothing"

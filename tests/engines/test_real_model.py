@@ -30,11 +30,9 @@ def engine(request: pytest.FixtureRequest, model_dir: Path) -> TransformersEngin
 @pytest.fixture
 def cached(engine: TransformersEngine, fake_store: Any) -> TransformersEngine:
     """The same loaded model with a store of its own."""
-    from tiercel.engines.transformers.prefix import PrefixStore
-
     other = object.__new__(TransformersEngine)
     other.__dict__.update(engine.__dict__)
-    other.prefix = PrefixStore(fake_store, engine.identity, adapter=None, load_deadline_s=5.0)
+    other.attach(fake_store)
     return other
 
 
@@ -66,7 +64,7 @@ def test_fp32_is_close_to_a_prefill_in_one_step(
 def test_a_conversation_is_answered_alike_and_reuses_its_answers(
     engine: TransformersEngine, cached: TransformersEngine
 ) -> None:
-    messages = [{"role": "user", "content": TEXT[:700] + "\nWhat is this?"}]
+    messages = [{"role": "user", "content": TEXT[:700] + "\nWrite a long poem about this."}]
     held = asked = 0
     for question in ["And what must I keep?", ""]:
         tokens = engine.chat_prompt(messages)

@@ -59,8 +59,8 @@ class Request:
 class Delta:
     """One more token, and the text that became certain with it (often a word, sometimes nothing).
 
-    The last one of an answer carries `finish_reason`; only bookkeeping and the `Result` follow it, so a client
-    need not wait for them. `reused_tokens` of the prompt were restored, as in the `Result`.
+    The last one of an answer carries `finish_reason`; only bookkeeping and the `Result` follow it, so a
+    client need not wait for them. `reused_tokens` of the prompt were restored, as in the `Result`.
     """
 
     token: int
