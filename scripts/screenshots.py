@@ -27,27 +27,29 @@ FLAGS = [
 ]
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 QUERY = "gpu-price=3.50@2026-05&ram-price=2.00@2026-05&disk-price=0.20@2026-05&host-ram=256GiB"
-# name, width, height, colours, whole page
-SHOTS = (
-    ("planner-desktop-light", 1280, 900, "light", False),
-    ("planner-desktop-dark", 1280, 900, "dark", False),
-    ("planner-page-light", 1280, 900, "light", True),
-    ("planner-phone-light", 390, 844, "light", True),
-    ("planner-phone-dark", 390, 844, "dark", True),
+Shot = tuple[str, int, int, str, str]
+# name, width, height, colours, what to scroll to ("" for the top, "page" for the whole page)
+SHOTS: tuple[Shot, ...] = (
+    ("planner-desktop-light", 1280, 900, "light", ""),
+    ("planner-desktop-dark", 1280, 900, "dark", ""),
+    ("planner-page-light", 1280, 900, "light", "page"),
+    ("planner-phone-light", 390, 844, "light", ""),
+    ("planner-phone-results-light", 390, 844, "light", "#tiles"),
+    ("planner-phone-results-dark", 390, 844, "dark", "#chart"),
 )
 
 
-def shoot(
-    browser: Browser, address: str, folder: Path, shots: tuple[tuple[str, int, int, str, bool], ...]
-) -> None:
+def shoot(browser: Browser, address: str, folder: Path, shots: tuple[Shot, ...]) -> None:
     """Save one picture per row of `shots`."""
-    for name, width, height, colours, whole in shots:
+    for name, width, height, colours, where in shots:
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
         page.goto(address)
         page.wait_for_selector("body[data-state=ready]")
-        if whole and width < 800:
-            page.evaluate("document.documentElement.scrollTop = 0")
-        page.screenshot(path=folder / f"{name}.png", full_page=whole)
+        if where not in ("", "page"):
+            page.evaluate(
+                "(at) => scrollTo(0, document.querySelector(at).getBoundingClientRect().top - 60)", where
+            )
+        page.screenshot(path=folder / f"{name}.png", full_page=where == "page")
         page.close()
         sys.stdout.write(f"{folder / name}.png\n")
 
@@ -61,7 +63,7 @@ def main() -> None:
         with served() as address:
             shoot(browser, f"{address}/?{QUERY}", folder, SHOTS)
         export(Path(scratch) / "page")
-        static = (("planner-static-light", 1280, 900, "light", False),)
+        static = (("planner-static-light", 1280, 900, "light", ""),)
         shoot(browser, (Path(scratch) / "page" / "index.html").as_uri(), folder, static)
         browser.close()
 

@@ -80,6 +80,15 @@ def test_a_slow_link_is_not_recommended() -> None:
     assert plan(**FOUR, disk="s3", disk_rate="40GB/s").value("disk_bytes") > 0
 
 
+def test_a_disk_that_returning_sessions_would_keep_busy_is_told() -> None:
+    """1,000 sessions, a turn a minute, 7 of 8 return to 7,680 tokens of 320 KiB."""
+    busy = plan(**FOUR, sessions="1000", host_ram="100GiB")
+    share = busy.value("disk_share")
+    assert busy.value("disk_read_bytes_per_s") == pytest.approx(1000 / 60 * 7 / 8 * share * 7680 * 327680)
+    assert any("busy" in line for line in busy.warnings)
+    assert not any("busy" in line for line in plan(**FOUR, sessions="20", host_ram="100GiB").warnings)
+
+
 @pytest.mark.parametrize("model", ["Llama-2-7b", "Qwen3.5-27B", "gpt-oss-120b", "deepseek-v3", "gemma-3-27b"])
 @pytest.mark.parametrize("gpus", ["8", "24"])
 @pytest.mark.parametrize("ram", ["0B", "100GiB", ""])

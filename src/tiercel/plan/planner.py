@@ -17,6 +17,7 @@ from tiercel.plan.planner_inputs import Input, PlanRequest, disk_of, sheet_input
 from tiercel.plan.planner_sheet import Scope
 from tiercel.plan.strategies import StrategyRow, compare
 
+DISK_LOAD_MOST = 0.7  # beyond it waiting in the queue is no longer short against reading
 BREAK_EVEN_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -142,6 +143,11 @@ def _warnings(request: PlanRequest, scope: Scope) -> list[str]:
         told.append(f"without tiers this traffic needs about {need} GPUs; {request.hardware.gpus} given")
     if scope["disk_gain_s"] <= 0:
         told.append(f"loading from {request.hardware.disk} is slower than computing; no disk is planned")
+    if scope["disk_load"] > DISK_LOAD_MOST:
+        told.append(
+            f"returning sessions would keep {request.hardware.disk} {scope['disk_load']:.0%} busy: "
+            "they would queue; more RAM, or a faster --disk-rate"
+        )
     fixed = scope["kv_fixed_bytes"]
     if fixed and fixed > scope["kv_token_bytes"] * 1024:
         told.append(

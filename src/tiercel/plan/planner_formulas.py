@@ -44,6 +44,13 @@ TRAFFIC_INPUTS = (
 PRICE_INPUTS = ("gpu_hour_price", "ram_gb_month_price", "disk_gb_month_price")
 INPUTS = breakeven.INPUTS + MODEL_INPUTS + HARDWARE_INPUTS + TRAFFIC_INPUTS + PRICE_INPUTS
 
+_SIZES = (
+    Cell("bytes_per_token", "kv_token_bytes", "bytes", "what every further token adds; from the geometry"),
+    Cell("window_bytes_per_token", "kv_window_token_bytes", "bytes", "per token inside the window"),
+    Cell("window_tokens", "kv_window_tokens", "tokens", "the widest window of the layers that stop growing"),
+    Cell("fixed_state_bytes", "kv_fixed_bytes", "bytes", "per session whatever its length"),
+)
+
 _FITS = (
     Cell("gpus_per_replica", "tp * pp", "GPUs", "one copy of the model"),
     Cell("replicas", "floor(gpus / gpus_per_replica)", "replicas", "GPUs left over are idle"),
@@ -299,6 +306,18 @@ _LOAD = (
     ),
     Cell("sessions_per_gpu_with", "idle_s / turn_busy_with_s", "sessions", "compute alone, at 100 % load"),
     Cell(
+        "disk_read_bytes_per_s",
+        "turns_per_s * (1 - first_share) * disk_share * kv_bytes(reused_tokens) / compression",
+        "bytes/s",
+        "what returning sessions read from disk, all hosts together",
+    ),
+    Cell(
+        "disk_load",
+        "disk_read_bytes_per_s / (disk_bytes_per_s * replicas)",
+        "share",
+        "one disk of the given rate per replica, writes left out; near 1 requests queue for it",
+    ),
+    Cell(
         "write_bytes_per_s",
         "turns_per_s * kv_token_bytes * (new_tokens + output_tokens)",
         "bytes/s",
@@ -348,5 +367,5 @@ _COST = (
     ),
 )
 
-CELLS = breakeven.CELLS + _FITS + _TIERS + _TTFT + _LOAD + _COST
+CELLS = breakeven.CELLS + _SIZES + _FITS + _TIERS + _TTFT + _LOAD + _COST
 SHEET = Sheet(INPUTS, CELLS)

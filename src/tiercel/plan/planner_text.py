@@ -74,6 +74,7 @@ def _fits(plan: Plan) -> Iterator[str]:
     sizes = f"RAM {human_bytes(v('ram_bytes'))}, disk {human_bytes(v('disk_bytes'))}"
     yield _pair("recommended", f"{sizes} ({_HOSTS})")
     yield _pair("written to tiers", f"{v('write_bytes_per_s') / 1e9:.2f} GB/s of new KV")
+    yield _pair("read from disk", f"{v('disk_read_bytes_per_s') / 1e9:.2f} GB/s, {v('disk_load'):.0%} busy")
 
 
 def _gains(plan: Plan) -> Iterator[str]:

@@ -19,7 +19,7 @@ from tiercel.geometry import kv_dtype
 from tiercel.plan import hardware
 from tiercel.plan.catalogue import find_model, models
 from tiercel.plan.parallel import Parallel
-from tiercel.plan.planner import BREAK_EVEN_TOKENS, as_json, make_plan
+from tiercel.plan.planner import BREAK_EVEN_TOKENS, DISK_LOAD_MOST, as_json, make_plan
 from tiercel.plan.planner_formulas import SHEET
 from tiercel.plan.planner_inputs import BOUNDS, Hardware
 from tiercel.plan.planner_model import PlanModel, load_model, model_inputs
@@ -145,6 +145,7 @@ def data_script(static: bool) -> str:
             "weight_inputs": WEIGHT_INPUTS,
             "break_even_tokens": BREAK_EVEN_TOKENS,
             "bounds": BOUNDS,
+            "disk_load_most": DISK_LOAD_MOST,
         }
         lines += [f"TIERCEL.offline = {_json(offline)};", JAVASCRIPT_PRELUDE, SHEET.to_javascript("sheet")]
     return "\n".join(lines) + "\n"

@@ -263,6 +263,7 @@ function offlineWarnings(found, all) {
   if (found.load_with > 1) told.push(`this traffic needs about ${Math.ceil(found.load_with * all.gpus)} GPUs even with tiers; ${all.gpus} given`);
   else if (found.load_without > 1) told.push(`without tiers this traffic needs about ${Math.ceil(found.load_without * all.gpus)} GPUs; ${all.gpus} given`);
   if (found.disk_gain_s <= 0) told.push(`loading from ${all.disk} is slower than computing; no disk is planned`);
+  if (found.disk_load > T.offline.disk_load_most) told.push(`returning sessions would keep ${all.disk} ${percent(found.disk_load)} busy: they would queue; more RAM, or a faster rate`);
   return told;
 }
 
@@ -297,6 +298,7 @@ function show(plan) {
   $("status").textContent = `${plan.model.name}: first token after ${seconds(v("ttft_with_s"))} on average, ${seconds(v("ttft_without_s"))} without Tiercel.`;
   $("warnings").replaceChildren(...plan.warnings.map((text) => el("div", { class: "warning" }, text)));
   tiles(v);
+  large(v);
   places(v);
   times(v);
   chart(plan, v);
@@ -319,6 +321,21 @@ function tiles(v) {
     el("div", { class: "tile" }, el("span", { class: "name" }, name), el("b", {}, value), el("span", {}, below))));
 }
 
+function large(v) {
+  const whole = (value) => (value === null ? "any number" : Math.floor(value).toLocaleString("en-US"));
+  const rows = [
+    ["KV per token", `${v("bytes_per_token").toLocaleString("en-US", { maximumFractionDigits: 1 })} B`],
+    ["KV of one session", `${bytes(v("session_kv_bytes"))} = ${number(v("session_kv_bytes") / 1e9, 4)} GB`],
+    ["Weights per GPU", bytes(v("rank_weight_bytes"))],
+    ["KV memory per GPU", bytes(Math.max(v("hbm_kv_bytes"), 0))],
+    ["Tokens that fit a replica", whole(v("hbm_tokens"))],
+    ["KV outweighs the weights from", `${whole(v("overtake_tokens"))} tokens`],
+  ];
+  if (v("window_tokens")) rows.push(["In windowed layers", `${v("window_bytes_per_token").toLocaleString("en-US")} B × up to ${whole(v("window_tokens"))}`]);
+  if (v("fixed_state_bytes")) rows.push(["Fixed state of a session", bytes(v("fixed_state_bytes"))]);
+  pairs("large", rows);
+}
+
 function places(v) {
   const parts = [["HBM", "hbm", v("hbm_share")], ["RAM", "ram", v("ram_share")], ["Disk", "disk", v("disk_share")]];
   parts.push(["Nowhere: computed again", "none", Math.max(1 - parts.reduce((sum, part) => sum + part[2], 0), 0)]);
@@ -333,11 +350,10 @@ function places(v) {
   $("places").replaceChildren(stack, legend);
   pairs("sizes", [
     ["All sessions' KV", bytes(v("working_set_bytes"))],
-    ["Weights per GPU", bytes(v("rank_weight_bytes"))],
     ["Recommended RAM", bytes(v("ram_bytes"))],
-    ["KV memory per GPU", bytes(Math.max(v("hbm_kv_bytes"), 0))],
     ["Recommended disk", v("disk_bytes") ? bytes(v("disk_bytes")) : "none"],
     ["New KV written", `${number(v("write_bytes_per_s") / 1e9)} GB/s`],
+    ["Read from disk", `${number(v("disk_read_bytes_per_s") / 1e9)} GB/s, ${percent(v("disk_load"))} busy`],
   ]);
 }
 
@@ -374,7 +390,7 @@ function work(v) {
 
 function chart(plan, v) {
   const narrow = $("chart").clientWidth < 520;
-  const [width, height, left, right, top, bottom] = narrow ? [380, 330, 40, 8, 10, 36] : [820, 330, 48, 12, 10, 38];
+  const [width, height, left, right, top, bottom] = narrow ? [380, 330, 40, 10, 10, 36] : [820, 330, 48, 20, 10, 38];
   const tokens = plan.break_even.prefix_tokens;
   const needed = plan.break_even.needed_bytes_per_s.map((rate) => rate / 1e9);
   const rates = plan.break_even.tiers.map((tier) => tier.bytes_per_s / 1e9);

@@ -1,0 +1,159 @@
+"""A stub engine for what must be quick or go wrong, and real servers in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("starlette")
+
+from starlette.testclient import TestClient
+
+from tiercel.config import ServeConfig
+from tiercel.engines.transformers import Delta, Event, Request, Result, Timing
+from tiercel.errors import RequestError
+from tiercel.store import StoreCounters, StoreStats
+from tiercel.web.api.app import make_app
+from tiercel.web.api.completions import Service
+from tiercel.web.api.engine import Loaded, ModelFacts
+
+NAME = "stub"
+CONTEXT = 64
+VOCAB = 100
+
+
+@dataclass
+class StubEngine:
+    """Says "word " for every token it may. `go` holds it before its second token, `fault` is raised there."""
+
+    block_tokens: int = 4
+    go: threading.Event = field(default_factory=threading.Event)
+    fault: Exception | None = None
+    requests: list[Request] = field(default_factory=list)
+    closed: int = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(one) % VOCAB for one in text]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        if messages[0]["content"] == "refuse this":
+            raise RequestError("the model's chat template refuses these messages")
+        return [ord(one) % VOCAB for message in messages for one in message["role"] + message["content"]]
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        self.requests.append(request)
+        return self._generate(request)
+
+    def _generate(self, request: Request) -> Iterator[Event]:
+        count = min(request.max_new_tokens, 3)
+        try:
+            for at in range(count):
+                if at == 1 or count == 1:
+                    self.go.wait(10)
+                    if self.fault is not None:
+                        raise self.fault
+                yield Delta(7, "word ", "length" if at + 1 == count else None, reused_tokens=4)
+            yield Result(
+                (7,) * count, "word " * count, "length", len(request.tokens), 4, 0,
+                Timing(0, 0, 0, 0, 0, 0, 0), {"ram": 1},
+            )  # fmt: skip
+        finally:
+            self.closed += 1
+
+
+class StubStore:
+    def stats(self) -> StoreStats:
+        return StoreStats(
+            slots=2, slot_bytes=1, slots_free=1, ram_blocks=1, ram_evictions=0, leases=0, pins=0,
+            counters=StoreCounters(), tiers=(),
+        )  # fmt: skip
+
+    def flush(self, deadline_s: float = 30.0) -> bool:
+        return True
+
+    def close(self, deadline_s: float = 30.0) -> bool:
+        return True
+
+
+@dataclass
+class Stub:
+    """An application on a stub engine, and a client for it."""
+
+    engine: StubEngine
+    service: Service
+    client: TestClient
+
+    def post(self, body: Any, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
+        return self.client.post(path, json=body, **more)
+
+
+@pytest.fixture(scope="module")
+def make_stub() -> Iterator[Callable[..., Stub]]:
+    """A function (limits, facts, api key) -> `Stub`."""
+    clients: list[TestClient] = []
+
+    def make(limits: ServeConfig | None = None, *, api_key: str | None = None, **facts: Any) -> Stub:
+        engine = StubEngine()
+        engine.go.set()
+        told: dict[str, Any] = {
+            "name": NAME, "fingerprint": "fp_0", "context_tokens": CONTEXT, "vocab_tokens": VOCAB,
+            "has_tokenizer": True, "chats": True, "running_on": "nothing",
+        }  # fmt: skip
+        service = Service(Loaded(engine, StubStore(), ModelFacts(**told | facts)), limits or ServeConfig())
+        client = TestClient(make_app(service, api_key), raise_server_exceptions=False)
+        clients.append(client.__enter__())
+        return Stub(engine, service, client)
+
+    yield make
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+class ServerProcess:
+    """`tiercel serve` in a process of its own. `start` returns once it takes requests."""
+
+    def __init__(self, *args: str, log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        clean = {name: value for name, value in os.environ.items() if name != "TIERCEL_API_KEY"}
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tiercel", "serve", "--port", "0", *args],
+                stdout=subprocess.PIPE, stderr=errors, text=True, env=clean | dict(env or {}),
+            )  # fmt: skip
+        self.said: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip())
+            if line.startswith("serving "):
+                break
+        else:
+            pytest.fail(f"the server did not start: {log.read_text()}")
+        self.url = self.said[-1].split(" at ")[1].split("/v1")[0].replace("0.0.0.0", "127.0.0.1")
+
+    def figures(self) -> dict[str, float]:
+        """/metrics as a dictionary of series."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        return {name: float(value) for name, value in pairs}
+
+    def health(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/health").json())
+
+    def end(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
