@@ -9,14 +9,17 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.tiers.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record
 
-from tiercel.blocks import record_bytes
+from tiercel.blocks import Chain, record_bytes
 from tiercel.errors import TierError
+from tiercel.memory import Arena
+from tiercel.store import LaneOptions, TieredStore
 from tiercel.tiers import Fate, FilesTier
 from tiercel.tiers.folder import FORMAT_NAME, FORMAT_TEXT
 
@@ -37,8 +40,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def as_stranger(script: str, *args: object, uid: int = STRANGER, gid: int = STRANGER) -> list[str]:
+def as_stranger(script: str, *args: Path, uid: int = STRANGER, gid: int = STRANGER) -> list[str]:
     """Run `script`, with `root` the first of `args`, as another user, without a home; returns its lines."""
+    for folder in args[0].parents:
+        if not folder.stat().st_mode & 0o001:
+            pytest.skip(f"needs a temporary directory that other users can enter, which {folder} is not")
     begin = f"""
     import os, sys
     sys.path[:0] = [{str(SOURCE / "src")!r}, {str(SOURCE)!r}]
@@ -157,7 +163,7 @@ def test_d52_a_user_without_a_home_gets_one_line_with_directory_and_uid(
 @as_root
 def test_d52_a_directory_that_cannot_be_made_is_one_line(root: Path) -> None:
     root.mkdir(mode=0o755)
-    (line,) = as_stranger(OPEN, root / "a" / "b")
+    (line,) = as_stranger(OPEN.replace("root", "root / 'a' / 'b'"), root)
     assert str(root / "a" / "b") in line
     assert f"user id {STRANGER}" in line
 
@@ -297,3 +303,33 @@ def test_a_disk_that_was_unmounted_is_not_written_to_beneath(disk: Path) -> None
         assert os.listdir(disk) == []
     finally:
         subprocess.run(["mount", "-t", "tmpfs", "tiercel-test", str(disk)], check=True)
+
+
+def test_a_store_outlives_its_directory_and_uses_it_again_when_it_is_back(root: Path, tmp_path: Path) -> None:
+    with TieredStore(Arena(RECORD_BYTES, 16, reserved=2), [(FilesTier(root), LaneOptions())]) as store:
+        store_chain(store, CHAIN)
+        assert store.flush(10)
+        other = chain(14, first=1000)
+        store_chain(store, other)  # takes RAM from the first chain
+        assert store.lookup(CHAIN, 0).sources[-1:] == ("disk",)
+        root.rename(tmp_path / "away")
+        with store.acquire(CHAIN, deadline_s=10) as lease:
+            assert [block.index for block in lease if block.source == "disk"] == []
+        assert store.stats().tiers[0].counters.failed > 0
+        store_chain(store, chain(4, first=2000))
+        store.flush(10)
+        assert not root.exists()
+        (tmp_path / "away").rename(root)
+        until_s = time.monotonic() + 60
+        while store.lookup(CHAIN).blocks < 8:
+            assert time.monotonic() < until_s, "the directory is back, and not used"
+            time.sleep(0.05)
+        with store.acquire(CHAIN, deadline_s=10) as lease:
+            assert [block.index for block in lease] == list(range(8))
+
+
+def store_chain(store: TieredStore, one: Chain) -> None:
+    with store.begin_store(one, 0, len(one), PAYLOAD_BYTES, deadline_s=10) as lease:
+        for block in lease:
+            block.payload[:] = bytes([block.index]) * PAYLOAD_BYTES
+        lease.commit()
