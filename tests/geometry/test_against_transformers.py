@@ -74,6 +74,29 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**MLA, **MOE, "head_dim": None, "first_k_dense_replace": 2},
     "glm4_moe_lite": {**MLA, **MOE, "head_dim": None},
     "minicpm3": {**MLA, "head_dim": None},
+    "deepseek_v32": {
+        **MLA,
+        **MOE,
+        "head_dim": None,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "index_topk": 8,
+    },
+    "lfm2": {"head_dim": None, "full_attn_idxs": [1, 4]},
+    "jamba": {
+        "head_dim": None,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_experts": 2,
+        "use_mamba_kernels": False,
+        "mamba_dt_rank": 4,
+    },
+    "qwen3_5_text": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
     "mimo_v2_flash": {
         **MOE,
         "sliding_window": 16,
@@ -87,13 +110,15 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def cache_bytes(config: Any, tokens: int) -> int:
+    """Bytes of keys, values and selector keys after one forward pass; recurrent states are not counted."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     ids = torch.arange(tokens).remainder(60).add(3).unsqueeze(0)
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
     kept = 0
     for layer in cache.layers:
-        kept += sum(t.numel() * t.element_size() for t in (layer.keys, layer.values) if t is not None)
+        tensors = (getattr(layer, name, None) for name in ("keys", "values", "indexer_keys"))
+        kept += sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
     return kept
 
 
@@ -106,5 +131,6 @@ def test_a_running_model_keeps_what_the_geometry_says(model_type: str) -> None:
     )
     dtype = kv_dtype("float32")
     stored = as_stored(KVGeometry.from_config(config.to_dict()), "transformers", dtype)
-    said = sum((stored.group_bytes(g, TOKENS, dtype) for g in stored.geometry.groups), Fraction(0))
+    groups = [group for group in stored.geometry.groups if group.per_token]
+    said = sum((stored.group_bytes(group, TOKENS, dtype) for group in groups), Fraction(0))
     assert cache_bytes(config, TOKENS) == said
