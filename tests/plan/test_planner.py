@@ -213,6 +213,34 @@ def test_bad_input_is_one_line(given_texts: dict[str, str], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+ABSURD = (
+    *("9" * 400, "9" * 5000, "1e999", "-0", "0", "inf", "nan"),
+    *("9" * 400 + "GiB", "9" * 30 + "TiB", "9" * 30 + "h", "9" * 29 + "TB/s"),
+    *("9" * 300 + "=1s", "1=0s", "0=1s", "1e400@2026-05"),
+)
+
+
+def refusal(given_texts: dict[str, str]) -> str:
+    """Why a request is refused; empty for one that has a plan."""
+    try:
+        json.dumps(as_json(make_plan(request_from(MODEL, given_texts))), allow_nan=False)
+    except TiercelError as error:
+        return str(error)
+    return ""
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from(sorted(DEFAULTS)), text=st.text(max_size=30))
+def test_any_text_is_accepted_or_refused_in_one_line(name: str, text: str) -> None:
+    assert len(refusal({name: text}).splitlines()) <= 1
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+@pytest.mark.parametrize("text", ABSURD, ids=range(len(ABSURD)))
+def test_absurd_numbers_too(name: str, text: str) -> None:
+    assert len(refusal({name: text}).splitlines()) <= 1
+
+
 def test_a_mixture_without_known_active_parameters_asks_for_them() -> None:
     with pytest.raises(TiercelError, match="--params"):
         request_from("Jamba-v0.1", {})

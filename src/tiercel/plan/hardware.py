@@ -110,7 +110,7 @@ def gpu_named(name: str) -> Gpu:
     key = name.strip().lower().removeprefix("nvidia").strip(" -_")
     if key in GPUS:
         return GPUS[key]
-    raise ConfigError(f"unknown GPU '{name}'{_nearest(key, GPUS)}")
+    raise ConfigError(f"unknown GPU {name[:60]!r}{_nearest(key, GPUS)}")
 
 
 def link_named(name: str) -> Link:
@@ -118,7 +118,7 @@ def link_named(name: str) -> Link:
     key = name.strip().lower()
     if key in LINKS:
         return LINKS[key]
-    raise ConfigError(f"unknown link '{name}'{_nearest(key, LINKS)}")
+    raise ConfigError(f"unknown link {name[:60]!r}{_nearest(key, LINKS)}")
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

@@ -68,7 +68,7 @@ class Traffic:
     turns: float = 8
     idle_s: float = 60
     shared_tokens: int = 0
-    told: str = "given"
+    told: str = "given or default"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,9 @@ def model_from_config(
     _, fields = text_part(label, config)
     total, active, told = _parameters(title, label, config, fields, params, active_params)
     attention = tuple(_attention(fields, geometry, group) for group in geometry.groups)
-    notes = [told, "recurrent layers' own FLOPs are part of 2 per parameter"]
+    notes = [told, "embedding tables counted as computed with"]
+    if any(group.kind is GroupKind.STATE for group in geometry.groups):
+        notes.append("recurrent layers' own FLOPs are part of 2 per parameter")
     if len({window for _, window in attention if window}) > 1:
         notes.append("several windows are counted as the widest")
     return PlanModel(

@@ -23,6 +23,7 @@ from tiercel.plan.planner_model import PlanModel, load_model, model_cost
 T = TypeVar("T")
 ModelOpener = Callable[[str, float | None, float | None], PlanModel]
 
+WHOLE_CHARS_MAX = 15  # exact as a double, whatever the digits
 _DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
 _CALIBRATION = re.compile(r"(\d+)=(.+)")
 
@@ -86,7 +87,7 @@ def request_from(
         if name not in DEFAULTS:
             near = get_close_matches(name, DEFAULTS, n=1)
             raise ConfigError(
-                f"unknown option '{name:.60}'" + (f"; did you mean '{near[0]}'?" if near else "")
+                f"unknown option {name[:60]!r}" + (f"; did you mean '{near[0]}'?" if near else "")
             )
     texts = DEFAULTS | {name: text.strip() for name, text in given.items() if text.strip()}
     read = _Reader(texts)
@@ -153,7 +154,7 @@ class _Reader:
         try:
             return float(text)
         except ValueError:
-            raise ConfigError(f"{name}: '{text:.60}'; accepted: a number") from None
+            raise ConfigError(f"{name}: {text[:60]!r}; accepted: a number") from None
 
     def required(self, name: str) -> float:
         value = self.real(name)
@@ -164,9 +165,13 @@ class _Reader:
     def whole(self, name: str) -> int:
         text = self.texts[name]
         try:
+            if len(text) > WHOLE_CHARS_MAX:
+                raise ValueError
             return int(text)
         except ValueError:
-            raise ConfigError(f"{name}: '{text:.60}'; accepted: a whole number") from None
+            raise ConfigError(
+                f"{name}: {text[:60]!r}; accepted: a whole number of up to {WHOLE_CHARS_MAX} digits"
+            ) from None
 
     def size(self, name: str) -> int | None:
         text = self.texts[name]
@@ -179,7 +184,7 @@ class _Reader:
         if not text:
             return None
         if not text.endswith("/s"):
-            raise ConfigError(f"{name}: '{text:.60}'; accepted: a size per second, such as 12GB/s")
+            raise ConfigError(f"{name}: {text[:60]!r}; accepted: a size per second, such as 12GB/s")
         return self._named(name, lambda: float(parse_bytes(text.removesuffix("/s"))))
 
     def time(self, name: str) -> float:
@@ -191,11 +196,13 @@ class _Reader:
             return None
         amount, at, date = text.partition("@")
         if not at or not _DATE.fullmatch(date):
-            raise ConfigError(f"{name}: '{text:.60}'; accepted: a price and its date, such as 3.50@2026-05")
+            raise ConfigError(f"{name}: {text[:60]!r}; accepted: a price and its date, such as 3.50@2026-05")
         try:
             return Price(float(amount), date)
         except ValueError:
-            raise ConfigError(f"{name}: '{amount:.60}' is no price; accepted: such as 3.50@2026-05") from None
+            raise ConfigError(
+                f"{name}: {amount[:60]!r} is no price; accepted: such as 3.50@2026-05"
+            ) from None
 
     def calibration(self, name: str) -> tuple[int, float] | None:
         text = self.texts[name]
@@ -203,11 +210,11 @@ class _Reader:
             return None
         match = _CALIBRATION.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{name}: '{text:.60}'; accepted: prompt tokens and time, such as 8192=640ms")
+            raise ConfigError(f"{name}: {text[:60]!r}; accepted: prompt tokens and time, such as 8192=640ms")
         return int(match[1]), self._named(name, lambda: parse_seconds(match[2]))
 
     def _named(self, name: str, parse: Callable[[], T]) -> T:
         try:
             return parse()
         except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from None
+            raise ConfigError(f"{name}: {' '.join(str(error).split())}") from None
