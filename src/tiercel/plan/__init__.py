@@ -1,1 +1,1 @@
-"""Sizing, planning and simulation: arithmetic on configurations and traces. Never touches a GPU or a store."""
+"""Sizing, planning and simulation: arithmetic on configurations and traces, without GPU or store."""
