@@ -188,7 +188,10 @@ def test_a_deadline_in_a_stream_ends_it_with_an_error(make_stub: Callable[..., S
     stub.engine.go.set()
     assert response.status_code == 200
     assert '"content":"word "' in response.text
-    assert json.loads(response.text.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert (
+        json.loads(response.text.split("\n\n")[-2].removeprefix("data: "))["error"]["code"]
+        == "deadline_exceeded"
+    )
 
 
 def test_a_full_queue_refuses_at_once_and_takes_more_later(make_stub: Callable[..., Stub]) -> None:
@@ -274,9 +277,9 @@ def test_addresses_that_cannot_be_had_are_one_line() -> None:
         assert not server.is_open_to_others(bound)
         port = bound.getsockname()[1]
         assert server.url_of(bound) == f"http://127.0.0.1:{port}"
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+        with pytest.raises(ConfigError, match=f"127.0.0.1 port {port}: Address already in use"):
             server.bind("127.0.0.1", port)
-    with server.bind("127.0.0.1", port), pytest.raises(ConfigError, match="no.such.host.invalid"):
+    with server.bind("127.0.0.1", port), pytest.raises(ConfigError, match=r"no\.such\.host\.invalid"):
         server.bind("no.such.host.invalid", 0)
     with server.bind("0.0.0.0", 0) as everywhere:
         assert server.is_open_to_others(everywhere)

@@ -50,7 +50,8 @@ CHAT_ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": "x", "contnet": 1}]}, "messages[0].contnet", "mean content?"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
      "messages[0].content[0].type", '"image_url"; accepted is "text"'),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "missing"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+     "messages[0].content[0].text", "missing"),
     ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
      "messages[0].tool_calls", "no tools"),
     ({"messages": [{"role": "user", "content": "refuse this"}]}, "messages", "chat template refuses"),
@@ -153,8 +154,8 @@ def test_a_prompt_longer_than_the_context_has_its_own_code(stub: Stub, path: str
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"nonsense", b"\xff\xfe", b'"\xff"', b"[]", b"null", b"5", b'{"messages": NaN}', b"[" * 100_000,
-     b'{"messages":' * 5000, b'{"max_tokens": 1e999}', b'{"a": "\\ud800"}', b"{} trailing"],
+    [b"", b"{", b"nonsense", b"\xff\xfe", b'"\xff"', b"[]", b"null", b"5", b'{"messages": NaN}',
+     b"[" * 100_000, b'{"messages":' * 5000, b'{"max_tokens": 1e999}', b'{"a": "\\ud800"}', b"{} trailing"],
 )  # fmt: skip
 def test_a_body_that_is_no_json_object_is_refused(stub: Stub, raw: bytes) -> None:
     for path in (CHAT, PLAIN):
@@ -168,7 +169,13 @@ def test_a_body_that_is_no_json_object_is_refused(stub: Stub, raw: bytes) -> Non
     [
         {"user": "me"},
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"},
-        {"n": 1, "tools": [], "logprobs": False, "frequency_penalty": 0.0, "response_format": {"type": "text"}},
+        {
+            "n": 1,
+            "tools": [],
+            "logprobs": False,
+            "frequency_penalty": 0.0,
+            "response_format": {"type": "text"},
+        },
         {"stop": None, "seed": None, "temperature": None, "stream_options": None, "tools": None},
         {"max_completion_tokens": 2},
         {"model": NAME},
@@ -180,7 +187,14 @@ def test_what_does_not_change_the_answer_is_accepted(stub: Stub, harmless: dict[
 
 
 def test_what_was_asked_for_reaches_the_engine(stub: Stub) -> None:
-    asked = {"temperature": 0.5, "top_p": 0.25, "seed": 3, "stop": ["a", "b"], "cache_salt": "s", "max_tokens": 2}
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "seed": 3,
+        "stop": ["a", "b"],
+        "cache_salt": "s",
+        "max_tokens": 2,
+    }
     assert stub.post(HELLO | asked).status_code == 200
     got = stub.engine.requests[-1]
     assert (got.temperature, got.top_p, got.seed, got.stop, got.salt, got.max_new_tokens) == (
@@ -204,15 +218,17 @@ def test_content_parts_and_developer_messages_become_plain_ones(stub: Stub) -> N
 
 
 FIELDS = sorted(
-    "model messages prompt max_tokens max_completion_tokens temperature top_p seed stop stream stream_options "
-    "cache_salt n best_of echo suffix logprobs tools tool_choice response_format logit_bias user metadata".split()
+    "model messages prompt max_tokens max_completion_tokens temperature top_p seed stop stream "
+    "stream_options cache_salt n best_of echo suffix logprobs tools tool_choice response_format logit_bias "
+    "user metadata".split()
 )
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(
-    max_size=20
-)  # fmt: skip
+NUMBERS = st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+LEAVES = st.none() | NUMBERS | st.text(max_size=20)
 NAMES = st.sampled_from(["role", "content", "type", "text", "name", "include_usage"]) | st.text(max_size=5)
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=12
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
 )
 ROLES = st.sampled_from(["system", "user", "assistant", "developer", "tool", ""])
 TEXTS = st.text(max_size=30)
