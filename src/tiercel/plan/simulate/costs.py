@@ -85,7 +85,7 @@ class Fleet:
     """The machines, how requests reach them and how they keep blocks.
 
     `engines_per_host` engines of `gpus_per_engine` GPUs each share a host's tiers; each prefills one
-    request at a time. `lookahead`: with `split`, an engine computes the near part while the far part loads.
+    request at a time. With `split`, an engine may compute the near part while the far part loads.
     """
 
     block_bytes: int
