@@ -1,0 +1,107 @@
+"""`tiercel demo`: see conversations resumed from RAM, from disk and after a restart, on a real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tiercel.config import parse_bytes
+from tiercel.errors import ConfigError
+
+_FILE = click.Path(path_type=Path)
+# What `--quick` makes of sizes that are not given: a look at everything in well under a minute.
+_QUICK = {"conversations": 2, "tokens": 800, "answer_tokens": 8}
+_QUICK_BLOCK_TOKENS = 64
+_CONVERSATIONS = 4
+
+
+@click.command("demo")
+@click.option(
+    "--conversations", type=click.IntRange(1, 64), help="How many, each over its own document. [default: 4]"
+)
+@click.option("--tokens", type=click.IntRange(1), help="Tokens of each document. [default: 5000]")
+@click.option("--answer-tokens", type=click.IntRange(1), help="Longest answer, in tokens. [default: 24]")
+@click.option("--ram", metavar="SIZE", help="RAM tier, such as 300MiB. [default: half of what is needed]")
+@click.option(
+    "--cache-dir",
+    type=_FILE,
+    help="Where blocks go on disk. [default: a temporary one in the cache directory]",
+)
+@click.option("--keep", is_flag=True, help="Keep the blocks on disk at the end.")
+@click.option(
+    "--document", "documents", type=_FILE, multiple=True, help="A text file to talk about; may be repeated."
+)
+@click.option("--model", type=_FILE, help="A Hugging Face model folder. [default: the demo model]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
+    default="auto",
+    show_default=True,
+    help="Number format of weights and cache.",
+)
+@click.option("--json", type=_FILE, help="Write the rows to this file as JSON.")
+@click.option(
+    "--html",
+    type=_FILE,
+    default=Path("tiercel-demo.html"),
+    show_default=True,
+    help="Where to write the report.",
+)
+@click.option("--quick", is_flag=True, help="Small sizes, for a first look: short texts show small gains.")
+def command(**given: Any) -> int:
+    """Talk to a real model about long real documents, and come back to it.
+
+    Every conversation reads a document of thousands of tokens. RAM holds about half of what the model
+    remembers of them, the rest lies on disk. Then each conversation goes on: from RAM, from disk, and, after
+    a restart, in a new process. Each resumed turn is also recomputed without the cache, to compare the time
+    to the first token and to check that the answer is the same.
+
+    \b
+    tiercel demo
+    tiercel demo --document mybook.txt --tokens 6000
+    tiercel demo --quick --json rows.json
+
+    Exit code 0 when every turn was resumed with the same answer as a full recompute, else 1.
+    """
+    from tiercel.demo import DemoSettings, run_demo
+    from tiercel.demo.console import ConsoleScreen, make_console, show
+    from tiercel.demo.report import write_report
+
+    settings = DemoSettings(**_chosen(given))
+    console = make_console()
+    with ConsoleScreen(console) as screen:
+        outcome = run_demo(settings, screen)
+    show(outcome, console)
+    if settings.json is not None:
+        _write(settings.json, outcome.to_json(), "--json")
+        screen.line(f"Rows: {settings.json}")
+    if settings.html is not None:
+        write_report(settings.html, outcome)
+        screen.line(f"Report: {settings.html.absolute()}")
+    return 0 if outcome.ok else 1
+
+
+def _chosen(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given, with `--quick`'s sizes in place of those that were not."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if chosen.pop("quick"):
+        chosen = {**_QUICK, "block_tokens": _QUICK_BLOCK_TOKENS, **chosen}
+    if "ram" in chosen:
+        try:
+            chosen["ram_bytes"] = parse_bytes(chosen.pop("ram"))
+        except ConfigError as error:
+            raise ConfigError(f"--ram: {error}") from None
+    files = chosen["documents"]
+    # More documents than the usual number of conversations ask for one conversation each.
+    if given["conversations"] is None and len(files) > chosen.get("conversations", _CONVERSATIONS):
+        chosen["conversations"] = len(files)
+    return chosen
+
+
+def _write(path: Path, data: bytes, flag: str) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"{flag}: '{path}' cannot be written: {error.strerror or error}") from None
