@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from tiercel.config.paths import cache_dir
 from tiercel.engines.device import resolve_device
+from tiercel.engines.transformers.attention import use_grouped_attention
 from tiercel.engines.transformers.layout import LayerShape
 from tiercel.engines.transformers.weights import weights_revision
 from tiercel.errors import ConfigError, ModelError
@@ -68,6 +69,8 @@ def load_model(
     _check_kind(folder, config)
     revision = weights_revision(folder, _memo_dir())
     module = _load_module(folder, _torch_dtype(dtype), attention).to(where)
+    if attention is None:
+        use_grouped_attention(module)
     text_config = config.get_text_config(decoder=True)
     shapes, kv_dtype = _probe(folder, module, where)
     tokenizer = _load_tokenizer(folder)
