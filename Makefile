@@ -18,7 +18,7 @@ export TIERCEL_CACHE_DIR ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo test lint format bench soak docs clean
+.PHONY: help setup demo test browser lint format bench soak docs clean
 
 help:
 	@echo "make setup | demo | test | lint | format | bench | soak | docs | clean   (ARGS='...' is passed on)"
@@ -39,14 +39,22 @@ $(STAMP):
 demo: setup
 	$(BIN)/tiercel demo $(ARGS)
 
-test: setup
+# The browser tests drive a real Chromium; where it can be had without asking, it is, else they skip and say so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || [ -n "$$CHROMIUM" ] \
+		|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+			&& apt-get -qq update >/dev/null && apt-get -qq install -y --no-install-recommends chromium >/dev/null; } \
+		|| echo "no Chromium: the browser tests will be skipped"
+
+test: setup browser
 	$(BIN)/python -m pytest -m "not soak" $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
+# Compares by ratios within one run; on a busy machine the figures mean nothing.
 bench: setup
-	$(BIN)/tiercel bench $(ARGS)
+	$(BIN)/python -m benchmarks.run $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

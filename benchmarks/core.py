@@ -1,6 +1,6 @@
 """Store benchmarks without a model: arena copies, the files tier against bare direct I/O, lookups.
 
-    python -m benchmarks.core [--json FILE] [--dir DIR]
+python -m benchmarks.core [--json FILE] [--dir DIR]
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def files_tier(directory: Path, repeats: int) -> dict[str, Any]:
     bare = directory / "bare"
     bare.mkdir()
     store = TieredStore(
-        Arena(size, BLOCKS + 8, reserved=4), [(FilesTier(directory / "store"), LaneOptions(cap_bytes=1 << 40))]
+        Arena(size, BLOCKS + 8, reserved=4),
+        [(FilesTier(directory / "store"), LaneOptions(cap_bytes=1 << 40))],
     )
 
     def tier_write() -> None:
@@ -148,7 +149,8 @@ def files_tier(directory: Path, repeats: int) -> dict[str, Any]:
         "bare_read": rates(reads["bare"], total),
         "tier_read": rates(reads["tier"], total) | {"of_bare": ratio(reads["bare"], reads["tier"])},
         "bare_read_two_threads": rates(reads["bare2"], total),
-        "load_through_store": rates(reads["store"], total) | {"of_bare": ratio(reads["bare2"], reads["store"])},
+        "load_through_store": rates(reads["store"], total)
+        | {"of_bare": ratio(reads["bare2"], reads["store"])},
         "tier_read_cpu_s_per_gib": cpu,
         "note": "load_through_store reads on two threads and verifies every byte; its ratio is to two bare threads",
     }
@@ -221,7 +223,9 @@ def lookups(repeats: int) -> dict[str, Any]:
     keys = [*filler[: INDEX_BLOCKS // 2], *wanted.keys, *filler[INDEX_BLOCKS // 2 : -len(wanted)]]
     gc.collect()
     before = resident_bytes()
-    store = TieredStore(Arena(record_bytes(4096), 8, reserved=1), [(BigTier(keys), LaneOptions(write=WriteMode.OFF))])
+    store = TieredStore(
+        Arena(record_bytes(4096), 8, reserved=1), [(BigTier(keys), LaneOptions(write=WriteMode.OFF))]
+    )
     assert store.scanned(600)
     gc.collect()
     after = resident_bytes()

@@ -116,7 +116,9 @@ def measure(folder: Path, tokens: int) -> dict[str, Any]:
     copies = copy_rates(engine, texts[0])
     finish(store)
     resumed = resume_in_new_process(folder, tokens)
-    same = [len({*seen, tuple(other)}) == 1 for seen, other in zip(tokens_seen, resumed["tokens"], strict=True)]
+    same = [
+        len({*seen, tuple(other)}) == 1 for seen, other in zip(tokens_seen, resumed["tokens"], strict=True)
+    ]
     return {
         "prompt_tokens": tokens,
         "prompts": PROMPTS,
@@ -129,7 +131,8 @@ def measure(folder: Path, tokens: int) -> dict[str, Any]:
             spent / whole for spent, whole in zip(times["store"], times["cold"], strict=True)
         ),
         "from_ram": shown(times["ram"]) | {"speedup": ratio(times["recompute"], times["ram"])},
-        "from_disk_new_process": shown(resumed["ttft_s"]) | {"speedup": ratio(times["recompute"], resumed["ttft_s"])},
+        "from_disk_new_process": shown(resumed["ttft_s"])
+        | {"speedup": ratio(times["recompute"], resumed["ttft_s"])},
         "same_first_token": all(same),
         "kv_copies": copies,
     }
