@@ -121,7 +121,7 @@ def make_stub() -> Iterator[Callable[..., Stub]]:
 
 
 class ServerProcess:
-    """`tiercel serve` in a process of its own. `start` returns once it takes requests."""
+    """`tiercel serve` in a process of its own, made once it takes requests."""
 
     def __init__(self, *args: str, log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -138,6 +138,7 @@ class ServerProcess:
             if line.startswith("serving "):
                 break
         else:
+            self.__exit__()
             pytest.fail(f"the server did not start: {log.read_text()}")
         self.url = self.said[-1].split(" at ")[1].split("/v1")[0].replace("0.0.0.0", "127.0.0.1")
 
@@ -150,10 +151,18 @@ class ServerProcess:
     def health(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/health").json())
 
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave no process behind when a test fails."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(60)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
     def end(self) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        return self.process.wait(60)

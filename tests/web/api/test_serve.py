@@ -41,15 +41,19 @@ def until(true: Callable[[], bool]) -> None:
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("serve")
-    one = ServerProcess(str(model_dir), *OPTIONS, "--disk", str(folder / "kv"), log=folder / "log")
-    yield one
-    assert one.end() == 0
+    with ServerProcess(str(model_dir), *OPTIONS, "--disk", str(folder / "kv"), log=folder / "log") as one:
+        yield one
+        assert one.end() == 0
 
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as one:
+    with client_of(server) as one:
         yield one
+
+
+def client_of(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def chat(client: openai.OpenAI, messages: list[Any], salt: str | None = None, tokens: int = 8) -> Any:
@@ -210,8 +214,7 @@ def test_no_prompt_and_no_answer_is_in_the_log(server: ServerProcess, client: op
 def test_sigterm_writes_down_and_a_restart_resumes_from_disk(model_dir: Path, tmp_path: Path) -> None:
     options = (str(model_dir), *OPTIONS, "--disk", str(tmp_path / "kv"))
     messages: list[Any] = [{"role": "user", "content": LONG + "What do I like?"}]
-    first = ServerProcess(*options, log=tmp_path / "log1")
-    with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as client:
+    with ServerProcess(*options, log=tmp_path / "log1") as server, client_of(server) as client:
         cold = chat(client, messages)
         assert cached(cold) == 0
         with client.completions.create(
@@ -219,20 +222,18 @@ def test_sigterm_writes_down_and_a_restart_resumes_from_disk(model_dir: Path, tm
         ) as stream:
             chunks = iter(stream)
             next(chunks)
-            first.process.terminate()
+            server.process.terminate()
             rest = list(chunks)
         assert rest[-1].choices[0].finish_reason == "length", "the running answer was finished"
-    assert first.end() == 0
-    second = ServerProcess(*options, "--host", "0.0.0.0", log=tmp_path / "log2")
-    try:
-        with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
-            warm = chat(client, messages)
+        assert server.end() == 0
+    everywhere = ("--host", "0.0.0.0")
+    with ServerProcess(*options, *everywhere, log=tmp_path / "log2") as server, client_of(server) as client:
+        warm = chat(client, messages)
         assert cached(warm) == cold.usage.prompt_tokens // BLOCK * BLOCK > 0
         assert warm.choices[0].message.content == cold.choices[0].message.content
-        until(lambda: 'tiercel_reused_tokens_total{source="disk"}' in second.figures())
-        assert second.figures()['tiercel_reused_tokens_total{source="disk"}'] == cached(warm)
-    finally:
-        assert second.end() == 0
+        until(lambda: 'tiercel_reused_tokens_total{source="disk"}' in server.figures())
+        assert server.figures()['tiercel_reused_tokens_total{source="disk"}'] == cached(warm)
+        assert server.end() == 0
     assert "no authentication" in (tmp_path / "log2").read_text()
     assert "no authentication" not in (tmp_path / "log1").read_text()
 

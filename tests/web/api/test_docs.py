@@ -1,0 +1,74 @@
+"""docs/serve.md names what the server has, and the command says what it lacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tiercel import cli
+from tiercel.cli import serve as serve_command
+from tiercel.web.api import app, body, fields
+
+from .conftest import Stub
+from .test_bodies import HELLO
+
+PAGE = (Path(__file__).parents[3] / "docs" / "serve.md").read_text()
+SOURCE = Path(app.__file__).parent
+
+
+def named(name: str) -> bool:
+    return re.search(rf"`[^`\n]*\b{re.escape(name)}\b[^`\n]*`", PAGE) is not None
+
+
+def test_every_field_is_on_the_page() -> None:
+    handled = {
+        one.name for kind in (body.ChatBody, body.CompletionBody) for one in msgspec.structs.fields(kind)
+    }
+    assert [name for name in sorted({*handled, *fields.HARMLESS}) if not named(name)] == []
+    assert not named("no_such_field")
+
+
+def test_every_path_is_on_the_page() -> None:
+    assert [path for path in app.PATHS if path not in PAGE] == []
+
+
+def test_every_error_code_is_on_the_page() -> None:
+    text = "".join(path.read_text() for path in SOURCE.glob("*.py"))
+    codes = set(re.findall(r'code(?:: str)? ?= ?"(\w+)"', text)) | set(
+        re.findall(r'bad\([^()]*?"[^"]*"\), "(\w+)"', text)
+    )
+    assert {"queue_full", "invalid_value", "internal_error"} <= codes
+    assert [code for code in sorted(codes - {"http_error"}) if not named(code)] == []
+
+
+def test_every_figure_is_on_the_page(make_stub: Callable[..., Stub]) -> None:
+    stub = make_stub()
+    assert stub.post(HELLO).status_code == 200
+    text = stub.client.get("/metrics").text
+    names = re.findall(r"^# TYPE (tiercel_\w+)", text, re.MULTILINE)
+    assert len(names) > 30
+    short = [re.sub(r"^tiercel_(store|tier)_", "_", name) for name in names]
+    families = ("_written_blocks_total", "_written_bytes_total")  # told as `_written_…`
+    missing = [
+        name
+        for name, part in zip(names, short, strict=True)
+        if name not in PAGE and part not in PAGE and part not in families and not name.endswith("_created")
+    ]
+    assert missing == []
+
+
+def test_missing_packages_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        serve_command, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name)
+    )
+    assert cli.run(["serve"]) == 2
+    assert capsys.readouterr().err == (
+        "tiercel: error: serve: uvicorn not installed; accepted: pip install 'tiercel[serve,transformers]'\n"
+    )
