@@ -1,8 +1,8 @@
 """One slab of host memory cut into equal slots: the RAM tier and the staging area of every transfer.
 
 Handing out a slot is O(1) and allocates nothing. At most `slots - reserved` slots are kept at a time, so
-that a full RAM tier can always stage a load. Pages are touched when first written (lazily), or ahead by `prefault`. The
-arena knows nothing of blocks, keys or eviction.
+that a full RAM tier can always stage a load. Pages are touched when first written, or ahead by `prefault`.
+The arena knows nothing of blocks, keys or eviction.
 
 Locking: none here. `allocate` and `free` belong to one owner (the store) and are called under its lock.
 """
@@ -137,7 +137,8 @@ def _map_slab(total_bytes: int, kind: ArenaKind, shared_dir: Path | None) -> tup
     limit = host_limit()
     if total_bytes > limit.available_bytes:
         raise MemoryLimitError(
-            f"RAM tier of {total_bytes} bytes does not fit: {limit.available_bytes} bytes are left ({limit.source})"
+            f"RAM tier of {total_bytes} bytes does not fit: {limit.available_bytes} bytes are left "
+            f"({limit.source})"
         )
     if kind is ArenaKind.PRIVATE:
         slab = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -161,18 +162,25 @@ def _shared_fd(total_bytes: int, shared_dir: Path | None) -> int:
         free_bytes = filesystem_free_bytes(shared_dir)
         if total_bytes > free_bytes:
             raise MemoryLimitError(
-                f"shared RAM tier of {total_bytes} bytes does not fit {shared_dir}: {free_bytes} bytes are free there; "
-                "enlarge it (/dev/shm: mount option size, emptyDir sizeLimit) or lower the RAM size"
+                f"shared RAM tier of {total_bytes} bytes does not fit {shared_dir}: {free_bytes} bytes are "
+                "free there; enlarge it (/dev/shm: mount option size, emptyDir sizeLimit) or lower "
+                "the RAM size"
             )
         fd, name = tempfile.mkstemp(prefix="tiercel-arena-", dir=shared_dir)
+    except OSError as fault:
+        raise _cannot_share(total_bytes, shared_dir, fault) from None
+    try:
         os.unlink(name)
-        # Reserves the room without touching pages, so that nobody else can take it from under us.
+        # Takes the room at once, so that nobody else can take it from under us.
         os.posix_fallocate(fd, 0, total_bytes)
     except OSError as fault:
-        raise MemoryLimitError(
-            f"shared RAM tier of {total_bytes} bytes in {shared_dir}: {fault.strerror}"
-        ) from None
+        os.close(fd)
+        raise _cannot_share(total_bytes, shared_dir, fault) from None
     return fd
+
+
+def _cannot_share(total_bytes: int, shared_dir: Path, fault: OSError) -> MemoryLimitError:
+    return MemoryLimitError(f"shared RAM tier of {total_bytes} bytes in {shared_dir}: {fault.strerror}")
 
 
 def _advise_huge(slab: mmap.mmap) -> None:

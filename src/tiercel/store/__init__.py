@@ -2,8 +2,8 @@
 
 from tiercel.store.build import open_store
 from tiercel.store.figures import Hit, StoreCounters, StoreStats, TierCounters, TierStats
-from tiercel.store.lane import LaneOptions, WriteMode
 from tiercel.store.leases import LeasedBlock, NewBlock, ReadLease, WriteLease
+from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.store import TieredStore
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A circuit breaker: stop asking a tier that keeps failing, and probe it again later. Pure: no clock of its own."""
+"""A circuit breaker: stop asking a tier that keeps failing, and probe it again later. Has no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """Opens after `failures_max` failures in a row; each failed probe doubles the pause up to `pause_max_s`."""
+    """Opens after `failures_max` failures in a row; a failed probe doubles the pause up to `pause_max_s`."""
 
     def __init__(self, failures_max: int = 3, pause_s: float = 1.0, pause_max_s: float = 60.0) -> None:
         self._failures_max = failures_max

@@ -7,7 +7,7 @@ from tiercel.config import Config, human_bytes
 from tiercel.config.schema import TierConfig
 from tiercel.errors import MemoryLimitError
 from tiercel.memory import Arena, ArenaKind
-from tiercel.store.lane import LaneOptions, WriteMode
+from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.store import TieredStore
 from tiercel.tiers import FilesTier, Tier
 
@@ -23,7 +23,8 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
     reserved = config.ram.reserved_slots
     if slots <= reserved:
         raise MemoryLimitError(
-            f"ram.size = {human_bytes(config.ram.size_bytes)} holds {slots} blocks of {human_bytes(slot_bytes)}; "
+            f"ram.size = {human_bytes(config.ram.size_bytes)} holds {slots} blocks of "
+            f"{human_bytes(slot_bytes)}; "
             f"accepted is at least {human_bytes((reserved + 1) * slot_bytes)} "
             f"({reserved} reserved for loading and 1 to keep)"
         )

@@ -25,7 +25,7 @@ class FaultLog:
         self._waiting: deque[str] = deque(maxlen=_WAITING_MAX)
 
     def note(self, kind: str, text: str) -> None:
-        """Put `text` up for logging unless a fault of this `kind` was within the last minute. Never blocks."""
+        """Put `text` up for logging unless a fault of this `kind` was within the last minute."""
         now_s = time.monotonic()
         with self._lock:
             if now_s - self._last_s.get(kind, -_QUIET_S) < _QUIET_S:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _WINDOW_BYTES = 64 << 20
 _WINDOW_BLOCKS = (4, 64)
+# Those who wait look up this often, for a tier that got stuck tells nobody.
+_WAKE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class ReadLease:
             self._base = store.ram.touch(chain.keys)
             self._wanted = [_Wanted(source) for source in store.walk_locked(chain.keys)]
             store.leases.add(self)
+            store.touch_tiers_locked(chain.keys[: len(self._wanted)])
             for want, key in zip(self._wanted, chain.keys, strict=False):
                 entry = store.ram.get(key)
                 if entry is not None and entry.state is State.READY:
@@ -85,10 +88,9 @@ class ReadLease:
 
     def __iter__(self) -> Iterator[LeasedBlock]:
         while self._at < len(self._wanted):
-            entry = self._await(self._at)
-            if entry is None:
+            payload = self._await(self._at)
+            if payload is None:
                 return
-            payload = payload_of(self._store.arena.view(entry.slot), entry.payload_bytes)
             try:
                 yield LeasedBlock(self._at, payload, self._wanted[self._at].source)
             finally:
@@ -113,23 +115,26 @@ class ReadLease:
                 self._at += 1
                 self._store.lock.notify_all()
 
-    def _await(self, index: int) -> Entry | None:
+    def _await(self, index: int) -> memoryview | None:
         store = self._store
         with store.lock:
-            while self._open:
+            while self._open and not store.closing:
+                store.give_up_locked()
                 self._pump_locked()
                 if index >= len(self._wanted):
                     return None
                 entry = self._wanted[index].entry
                 if entry is not None and entry.state is State.READY:
-                    return entry
-                if entry is not None and entry.state is State.GONE and not self._again_locked(index):
-                    return None
+                    return payload_of(store.arena.view(entry.slot), entry.payload_bytes)
+                if entry is not None and entry.state is State.GONE:
+                    if not self._again_locked(index):
+                        return None
+                    continue
                 left_s = self._until_s - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or store.stuck_locked(self._wanted[index].source):
                     store.counters.loads_timed_out += 1
                     return None
-                store.lock.wait(left_s)
+                store.lock.wait(min(left_s, _WAKE_S))
         return None
 
     def _again_locked(self, index: int) -> bool:
@@ -150,7 +155,7 @@ class ReadLease:
             self._asked += 1
 
     def _ask_locked(self, index: int) -> bool:
-        """Get hold of one block's entry. False: no slot now, or gone everywhere (the lease then ends there)."""
+        """Get hold of one block's entry. False: no slot now, or gone everywhere (the lease ends there)."""
         store, key, want = self._store, self._chain.keys[index], self._wanted[index]
         entry = store.ram.get(key)
         if entry is None or entry.state is State.WRITING:
@@ -200,7 +205,7 @@ class WriteLease:
         self._stop = stop
         self._payload_bytes = payload_bytes
         self._until_s = time.monotonic() + deadline_s
-        self._current: tuple[int, Entry] | None = None
+        self._current: tuple[int, Entry, memoryview] | None = None
         self._stored = 0
         self._open = True
         with store.lock:
@@ -221,13 +226,14 @@ class WriteLease:
     def __iter__(self) -> Iterator[NewBlock]:
         for index in range(self._start, self._stop):
             self._publish()
-            entry = self._room(index)
-            if entry is None:
+            room = self._room(index)
+            if room is None:
                 if self._skip(index):
                     continue
                 return
-            self._current = (index, entry)
-            yield NewBlock(index, payload_of(self._store.arena.view(entry.slot), self._payload_bytes))
+            entry, record = room
+            self._current = (index, entry, record)
+            yield NewBlock(index, payload_of(record, self._payload_bytes))
 
     def commit(self) -> int:
         """Publish the block handed out last and end the lease. Returns how many blocks it published."""
@@ -238,7 +244,7 @@ class WriteLease:
     def abort(self) -> None:
         """Drop the block handed out last, if it was not committed, and end the lease. Idempotent."""
         if self._current is not None:
-            _, entry = self._current
+            _, entry, _ = self._current
             self._current = None
             with self._store.lock:
                 self._store.counters.stores_aborted += 1
@@ -247,8 +253,8 @@ class WriteLease:
                 self._store.lock.notify_all()
         self._close()
 
-    def _room(self, index: int) -> Entry | None:
-        """A WRITING entry for block `index`, waiting for a slot; None if it is there already or none came."""
+    def _room(self, index: int) -> tuple[Entry, memoryview] | None:
+        """A WRITING entry and its slot for block `index`; None if it is there already or none came free."""
         store, key = self._store, self._chain.keys[index]
         with store.lock:
             while (
@@ -256,11 +262,14 @@ class WriteLease:
             ):
                 slot = store.ram.take(self._fence, own=True)
                 if slot is not None:
-                    return store.ram.insert(key, slot, State.WRITING, self._base - index)
+                    entry = store.ram.insert(key, slot, State.WRITING, self._base - index)
+                    # Taken under the lock: closing the arena leaves views that exist alone.
+                    return entry, store.arena.view(slot)
                 left_s = self._until_s - time.monotonic()
                 if left_s <= 0:
                     return None
-                store.lock.wait(left_s)
+                store.give_up_locked()
+                store.lock.wait(min(left_s, _WAKE_S))
         return None
 
     def _skip(self, index: int) -> bool:
@@ -275,17 +284,17 @@ class WriteLease:
     def _publish(self) -> None:
         if self._current is None:
             return
-        index, entry = self._current
+        index, entry, record = self._current
         self._current = None
         store = self._store
         entry.payload_bytes = self._payload_bytes
-        seal(store.arena.view(entry.slot), self._chain, index, self._payload_bytes, time.time_ns())
+        seal(record, self._chain, index, self._payload_bytes, time.time_ns())
         with store.lock:
             if entry.state is State.WRITING:
                 entry.state = State.READY
                 store.counters.stored += 1
                 self._stored += 1
-                store.write_down_locked(entry)
+                store.write_down_locked(entry, self._chain.keys[: index + 1])
             store.ram.release(entry)
             store.lock.notify_all()
 
@@ -295,5 +304,3 @@ class WriteLease:
         self._open = False
         with self._store.lock:
             self._store.leases.discard(self)
-            if self._stored:
-                self._store.touch_after_writes_locked(self._chain.keys)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tiercel.blocks import BlockKey, record_bytes
+from tiercel.blocks import BlockKey, Header, record_bytes
 from tiercel.store.figures import StoreCounters
-from tiercel.store.lane import Lane, WriteMode
+from tiercel.store.lane import Lane
+from tiercel.store.options import WriteMode
 from tiercel.store.ram import Entry, Ram, State
 from tiercel.store.workers import Workers
 
@@ -27,14 +28,17 @@ _PROBE_BLOCKS_MAX = 256
 _PROBE_QUEUE = 64
 # Blocks waiting to be written hold their slots: they may hold at most this share of them.
 _WAITING_SHARE = 0.5
-_SCAN_RETRY_S = (1.0, 60.0)
+_RETRY_S = (0.5, 60.0)
 
 
 class Traffic:
     """The transfers of one lane: its worker threads and the queue of blocks waiting to be written."""
 
-    def __init__(self, lane: Lane, ram: Ram, lock: threading.Condition, counters: StoreCounters) -> None:
+    def __init__(
+        self, lane: Lane, ram: Ram, lock: threading.Condition, counters: StoreCounters, number: int
+    ) -> None:
         self.lane = lane
+        self._bit = 1 << number
         self._ram = ram
         self._lock = lock
         self._counters = counters
@@ -46,16 +50,37 @@ class Traffic:
         self._probers = Workers(f"{lane.name}-probe", 1, _PROBE_QUEUE)
         self._waiting_max = max(1, min(options.write_queue, int(ram.arena.slots * _WAITING_SHARE)))
         self._closing = threading.Event()
-        self._down: deque[tuple[Entry | None, Sequence[BlockKey]]] = deque()
+        self._up: deque[list[Entry]] = deque()
+        # Each block with its chain up to it, as far as known.
+        self._down: deque[tuple[Entry, Sequence[BlockKey]]] = deque()
 
     # Up.
 
     def load_locked(self, entries: list[Entry]) -> bool:
         """Queue the loading of LOADING entries; each keeps one hold until it is done. False: queue full."""
-        accepted = self._readers.submit(lambda: self._load(entries))
-        if not accepted:
+        accepted = self._readers.submit(self._load_next)
+        if accepted:
+            self._up.append(entries)
+        else:
             self.lane.counters.reads_refused += len(entries)
         return accepted
+
+    def give_up_locked(self, now_s: float) -> None:
+        """Drop what waits for a tier that is down or stuck: it would only keep slots from use."""
+        if (self._up or self._down) and not self.lane.available(now_s):
+            self._drop_waiting_locked()
+
+    def _drop_waiting_locked(self) -> None:
+        for entries in self._up:
+            self._fail_locked(entries)
+        self._up.clear()
+        for entry, _ in self._down:
+            entry.offered &= ~self._bit
+            self._ram.release(entry)
+        self.lane.pending_writes -= len(self._down)
+        self.lane.counters.writes_dropped += len(self._down)
+        self._down.clear()
+        self._lock.notify_all()
 
     def probe(self, keys: Sequence[BlockKey], deadline_s: float) -> int:
         """How many of `keys`, in a row, the tier holds without the index knowing; asks on a reader thread."""
@@ -83,102 +108,139 @@ class Traffic:
             return 0
         return answer[0]
 
-    def _load(self, entries: list[Entry]) -> None:
-        """Runs on a reader thread. A staged or kept entry becomes READY, or GONE if no byte may be trusted."""
-        arena = self._ram.arena
-        keys = [entry.key for entry in entries]
-        headers = self.lane.read(keys, [arena.view(entry.slot) for entry in entries])
+    def _load_next(self) -> None:
+        """Runs on a reader thread: loads what waits longest, unless it was given up."""
+        with self._lock:
+            if not self._up:
+                return
+            entries = self._up.popleft()
+            records = [self._ram.arena.view(entry.slot) for entry in entries]
+        headers = self.lane.read([entry.key for entry in entries], records)
         with self._lock:
             for entry, header in zip(entries, headers, strict=True):
-                if header is None:
-                    self._counters.loads_failed += 1
-                    self._ram.remove(entry)
-                elif entry.state is State.LOADING:
-                    entry.payload_bytes = header.payload_bytes
-                    entry.state = State.READY
-                    self._counters.loaded[self.lane.name] = self._counters.loaded.get(self.lane.name, 0) + 1
-                self._ram.release(entry)
+                self._settle_locked(entry, header)
             self._lock.notify_all()
+
+    def _settle_locked(self, entry: Entry, header: Header | None) -> None:
+        """A staged or kept entry becomes READY, or GONE if no byte may be trusted."""
+        if header is None:
+            self._counters.loads_failed += 1
+            self._ram.remove(entry)
+        elif entry.state is State.LOADING:
+            entry.payload_bytes = header.payload_bytes
+            # Should the tier evict it later, it was its coldest: writing it back would only push out others.
+            entry.offered |= self._bit
+            entry.state = State.READY
+            self._counters.loaded[self.lane.name] = self._counters.loaded.get(self.lane.name, 0) + 1
+        self._ram.release(entry)
+
+    def _fail_locked(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._settle_locked(entry, None)
 
     # Down.
 
-    def write_locked(self, entry: Entry) -> bool:
-        """Queue a READY entry to be written; holds its slot meanwhile. False (and counted): not taken."""
-        if not self.lane.takes(time.monotonic()):
-            # Down or stuck: what waits would only keep slots from blocks that can be used.
-            self._drop_waiting_locked()
-            self.lane.counters.writes_dropped += 1
+    def write_locked(self, entry: Entry, chain: Sequence[BlockKey] = ()) -> bool:
+        """Queue a READY entry to be written; holds its slot meanwhile. False: not taken (see `spill_locked`).
+
+        `chain` is the chain that ends with the entry, so that the tier dates parents younger than children.
+        """
+        if self._takes_locked(entry):
+            return self._queue_locked(entry, chain)
+        self.lane.counters.writes_dropped += 1
+        return False
+
+    def spill_locked(self, entry: Entry) -> bool:
+        """See to it that a READY entry gets written, if it was not. True: RAM must keep it until it is.
+
+        While the queue is full but moving that is so too: better no new block than a hole on disk.
+        """
+        if entry.offered & self._bit or self.lane.has(entry.key) or not self._takes_locked(entry):
             return False
-        if self.lane.pending_writes >= self._waiting_max or not self._writers.submit(self._write_some):
-            self.lane.counters.writes_dropped += 1
-            return False
-        entry.holds += 1
-        self._down.append((entry, ()))
-        self.lane.pending_writes += 1
+        self._queue_locked(entry, ())
         return True
 
-    def _drop_waiting_locked(self) -> None:
-        for entry, _ in self._down:
-            if entry is not None:
-                self._ram.release(entry)
-                self.lane.pending_writes -= 1
-                self.lane.counters.writes_dropped += 1
-        self._down.clear()
+    def owes_locked(self, entry: Entry) -> bool:
+        """Whether the tier should have a block but was never asked to take it."""
+        return (
+            self.lane.options.write is not WriteMode.OFF
+            and not entry.offered & self._bit
+            and not self.lane.has(entry.key)
+        )
 
-    def touch_after_writes_locked(self, keys: Sequence[BlockKey]) -> None:
-        """Date a chain as used once all its queued writes are done, so that parents end up the younger."""
-        if self.lane.options.write is WriteMode.THROUGH and self._writers.submit(self._write_some):
-            self._down.append((None, keys))
+    def _takes_locked(self, entry: Entry) -> bool:
+        now_s = time.monotonic()
+        self.give_up_locked(now_s)
+        return self.lane.takes(now_s) and not self.lane.barred(entry.key)
+
+    def _queue_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> bool:
+        if self.lane.pending_writes >= self._waiting_max or not self._writers.submit(self._write_some):
+            return False
+        entry.offered |= self._bit
+        entry.holds += 1
+        self._down.append((entry, chain))
+        self.lane.pending_writes += 1
+        return True
 
     def _write_some(self) -> None:
         """Runs on a writer thread: takes a batch off the queue, unless an earlier call already took it."""
         with self._lock:
-            batch = self._take_batch_locked()
-        if not batch:
-            return
-        arena = self._ram.arena
-        live = [entry for entry in batch if entry.state is State.READY]
-        records = [arena.view(entry.slot)[: record_bytes(entry.payload_bytes)] for entry in live]
+            batch = [self._down.popleft() for _ in range(min(len(self._down), self._batch_blocks))]
+            live = [(entry, chain) for entry, chain in batch if entry.state is State.READY]
+            records = [
+                self._ram.arena.view(entry.slot)[: record_bytes(entry.payload_bytes)] for entry, _ in live
+            ]
         if live:
-            self.lane.write([entry.key for entry in live], records)
+            # An entry cleared while the write is under way must not come back from the tier.
+            self.lane.write(
+                [entry.key for entry, _ in live], records, lambda index: live[index][0].state is State.GONE
+            )
         records.clear()
         with self._lock:
-            # Cleared while the write was under way: it must not come back from the tier.
-            cleared = self.lane.forget(entry.key for entry in live if entry.state is State.GONE)
-            for entry in batch:
+            # The last of a chain's blocks stands for those before it.
+            for chain in {chain[0]: chain for _, chain in live if chain}.values():
+                self.lane.touch(chain)
+            for entry, _ in batch:
                 self._ram.release(entry)
             self.lane.pending_writes -= len(batch)
             self._lock.notify_all()
-        if cleared:
-            self.lane.delete(cleared)
 
-    def _take_batch_locked(self) -> list[Entry]:
-        batch: list[Entry] = []
-        while self._down and len(batch) < self._batch_blocks:
-            entry, keys = self._down[0]
-            if entry is None:
-                if batch:
-                    break
-                self.lane.touch(keys)
-            else:
-                batch.append(entry)
-            self._down.popleft()
-        return batch
+    def purge(self, tag: bytes | None, doomed: dict[BlockKey, int]) -> threading.Event:
+        """Delete a scope's records on a thread of its own, trying again until it works. Set when it did."""
+        done = threading.Event()
+
+        def run() -> None:
+            if self._retry(lambda: self.lane.purge(tag, doomed)):
+                self.lane.end_purge(tag)
+                done.set()
+
+        threading.Thread(target=run, name=f"tiercel-{self.lane.name}-purge", daemon=True).start()
+        return done
 
     def scan(self) -> None:
-        """Index what the tier holds, on a thread of its own, trying again until it works; serves meanwhile."""
+        """Index what the tier holds, on a thread of its own, trying again until it works."""
         threading.Thread(target=self._scan, name=f"tiercel-{self.lane.name}-scan", daemon=True).start()
 
     def _scan(self) -> None:
-        pause_s, pause_max_s = _SCAN_RETRY_S
+        self._retry(self._scan_once)
+
+    def _scan_once(self) -> bool:
         self.lane.scan()
-        while not self.lane.scanned and not self._closing.wait(pause_s):
+        return self.lane.scanned
+
+    def _retry(self, attempt: Callable[[], bool]) -> bool:
+        pause_s, pause_max_s = _RETRY_S
+        while not attempt():
+            if self._closing.wait(pause_s):
+                return False
             pause_s = min(pause_s * 2, pause_max_s)
-            self.lane.scan()
+        return True
 
     def close(self, deadline_s: float) -> None:
         """Stop the threads; one that is stuck in the tier is left behind."""
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
+            self._drop_waiting_locked()
         until_s = time.monotonic() + deadline_s
         for workers in (self._writers, self._readers, self._probers):
             workers.close()

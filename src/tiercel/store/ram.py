@@ -18,7 +18,7 @@ from tiercel.memory import Arena
 
 
 class State(Enum):
-    """WRITING and LOADING entries hold unfinished bytes; only READY ones can be hit; GONE ones are on the way out."""
+    """WRITING and LOADING hold unfinished bytes; only READY ones can be hit; GONE are on the way out."""
 
     WRITING = 1
     LOADING = 2
@@ -38,8 +38,8 @@ class Entry:
         self.tick = tick
         self.staged = staged
         self.holds = 1
-        # Whether an on-evict tier was asked to take it; asking twice would keep an unwanted block for ever.
-        self.offered = False
+        # Which tiers (a bit each) were asked to take it; asking twice would keep an unwanted block for ever.
+        self.offered = 0
         self.payload_bytes = 0
 
 
@@ -72,11 +72,6 @@ class Ram:
             entry = self._entries.get(key)
             if entry is not None:
                 entry.tick = self._now - depth
-        return self._now
-
-    def reserve_ticks(self, blocks: int) -> int:
-        """A base for a use that may come to `blocks` blocks, without touching any."""
-        self._now += blocks + 1
         return self._now
 
     def insert(self, key: BlockKey, slot: int, state: State, tick: int, *, staged: bool = False) -> Entry:

@@ -16,9 +16,10 @@ from tiercel.blocks.record import HEADER_BYTES
 from tiercel.memory import Arena
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats
-from tiercel.store.lane import Lane, LaneOptions, WriteMode
+from tiercel.store.lane import Lane
 from tiercel.store.leases import ReadLease, WriteLease
 from tiercel.store.movement import Traffic
+from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.ram import Entry, Ram, State
 from tiercel.store.workers import Workers
 from tiercel.tiers import Tier
@@ -53,9 +54,11 @@ class TieredStore:
                 self.ram,
                 self.lock,
                 self.counters,
+                number,
             )
-            for tier, options in tiers
+            for number, (tier, options) in enumerate(tiers)
         ]
+        self._prefetches: set[Future[int]] = set()
         self._prefetchers = Workers("prefetch", 1, _PREFETCH_QUEUE)
         for traffic in self._traffic:
             traffic.scan()
@@ -138,34 +141,45 @@ class TieredStore:
                 for _ in lease:
                     pass
             with self.lock:
-                answer.set_result(self._in_ram_locked(chain.keys))
+                blocks = self._in_ram_locked(chain.keys)
+            # Not under the lock: who waits may call the store from a callback.
+            answer.set_result(blocks)
 
+        with self.lock:
+            self._prefetches.add(answer)
+        answer.add_done_callback(self._prefetches.discard)
         if not self._prefetchers.submit(run):
             answer.cancel()
             answer.set_running_or_notify_cancel()
         return answer
 
-    def clear(self, tag: bytes | None = None) -> int:
+    def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int:
         """Drop every block of a scope (its 8-byte tag), or of all, from RAM and tiers. Returns how many.
 
         Nothing stored before the call is served after it, also not what is being written or loaded now.
+        A tier that does not finish deleting within the deadline goes on in the background; until it has,
+        it stores and finds nothing of the scope.
         """
+        until_s = time.monotonic() + deadline_s
         with self.lock:
-            self.epoch += 1
-        # Tiers first, RAM last: a block loaded while its tier is being purged goes with RAM.
-        gone = sum(traffic.lane.purge(tag) for traffic in self._traffic)
-        with self.lock:
+            # All at once, so that no block can slip from one place into another that was cleared before.
             self.epoch += 1
             in_ram = [entry for entry in self.ram.entries() if tag is None or entry.key.startswith(tag)]
             for entry in in_ram:
                 self.ram.remove(entry)
             self._pins = {
-                key: until_s for key, until_s in self._pins.items() if tag and not key.startswith(tag)
+                key: pinned_s for key, pinned_s in self._pins.items() if tag and not key.startswith(tag)
             }
-            gone = max(gone, len(in_ram))
-            self.counters.cleared += gone
+            doomed = [traffic.lane.begin_purge_locked(tag) for traffic in self._traffic]
+            gone = {entry.key for entry in in_ram}.union(*doomed)
             self.lock.notify_all()
-        return gone
+        purges = [traffic.purge(tag, found) for traffic, found in zip(self._traffic, doomed, strict=True)]
+        for found, done in zip(doomed, purges, strict=True):
+            if done.wait(max(0.0, until_s - time.monotonic())):
+                gone.update(found)
+        with self.lock:
+            self.counters.cleared += len(gone)
+        return len(gone)
 
     # Looking and ending.
 
@@ -195,20 +209,22 @@ class TieredStore:
         return True
 
     def flush(self, deadline_s: float = 30.0) -> bool:
-        """Write down everything tiers should have. False if the deadline came first."""
+        """Write down everything tiers should have. False if the deadline came first or a tier refused."""
         until_s = time.monotonic() + deadline_s
         with self.lock:
+            refused = self._refused_locked()
             while True:
+                self.give_up_locked()
                 left = self._spill_locked(self.arena.slots)
                 if not left and not any(traffic.lane.pending_writes for traffic in self._traffic):
-                    return True
+                    return not self._owed_locked() and refused == self._refused_locked()
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     return False
                 self.lock.wait(min(left_s, 0.1))
 
     def close(self, deadline_s: float = 30.0) -> bool:
-        """Flush within the deadline, then stop. Later calls find and store nothing. True if all was flushed."""
+        """Flush within the deadline, then stop; later calls find nothing. True if all was flushed."""
         with self.lock:
             if self.closing:
                 return True
@@ -218,10 +234,13 @@ class TieredStore:
             self.closing = True
             self.lock.notify_all()
         self._prefetchers.close()
+        for answer in list(self._prefetches):
+            answer.cancel()
         for traffic in self._traffic:
             traffic.close(max(0.0, until_s - time.monotonic()))
             traffic.lane.close()
-        self.arena.close()
+        with self.lock:
+            self.arena.close()
         return flushed
 
     def __enter__(self) -> TieredStore:
@@ -236,6 +255,7 @@ class TieredStore:
         """Where each block of the longest cached prefix lies."""
         if self.closing:
             return []
+        self.give_up_locked()
         now_s = time.monotonic()
         lanes = [traffic.lane for traffic in self._traffic if traffic.lane.available(now_s)]
         sources: list[str] = []
@@ -268,8 +288,13 @@ class TieredStore:
         sources = self.walk_locked([key])
         return sources[0] if sources else None
 
+    def stuck_locked(self, source: str) -> bool:
+        """Whether a tier does not answer, so that waiting for a load from it is in vain."""
+        now_s = time.monotonic()
+        return any(traffic.lane.name == source and traffic.lane.stuck(now_s) for traffic in self._traffic)
+
     def load_locked(self, key: BlockKey, traffic: Traffic, *, tick: int, fence: int) -> Entry | None:
-        """Start loading a block into a slot worth keeping it in, or else a staging slot. None: no slot, or refused."""
+        """Start loading a block, into a slot to keep it in or else for staging. None: no slot, or refused."""
         slot = self.ram.take(fence)
         staged = slot is None
         if slot is None:
@@ -295,22 +320,31 @@ class TieredStore:
         else:
             self.wanted.pop(key, None)
 
-    def write_down_locked(self, entry: Entry) -> None:
-        """Send a new block on its way to every tier that takes blocks at once, and keep some slots clean."""
+    def write_down_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> None:
+        """Send the last block of a chain to every tier that takes blocks at once; keep some slots clean."""
         for traffic in self._traffic:
             if traffic.lane.options.write is WriteMode.THROUGH and not traffic.lane.has(entry.key):
-                traffic.write_locked(entry)
-        if self.arena.free_slots - self.arena.reserved < self.arena.slots * _SPILL_AHEAD_SHARE:
+                traffic.write_locked(entry, chain)
+        few = self.arena.free_slots - self.arena.reserved < self.arena.slots * _SPILL_AHEAD_SHARE
+        if few and any(traffic.lane.options.write is WriteMode.ON_EVICT for traffic in self._traffic):
             self._spill_locked(int(self.arena.slots * _SPILL_AHEAD_SHARE))
 
-    def touch_after_writes_locked(self, keys: Sequence[BlockKey]) -> None:
+    def touch_tiers_locked(self, keys: Sequence[BlockKey]) -> None:
+        """Date a chain as used now in every tier."""
         for traffic in self._traffic:
-            traffic.touch_after_writes_locked(keys)
+            traffic.lane.touch(keys)
+
+    def give_up_locked(self) -> None:
+        """Drop what waits for tiers that are down or stuck."""
+        now_s = time.monotonic()
+        for traffic in self._traffic:
+            traffic.give_up_locked(now_s)
 
     # Inner workings.
 
     def _probe(self, keys: Sequence[BlockKey], until_s: float) -> bool:
-        return any([traffic.probe(keys, until_s - time.monotonic()) for traffic in self._traffic])
+        found = [traffic.probe(keys, until_s - time.monotonic()) for traffic in self._traffic]
+        return max(found, default=0) > 0
 
     def _in_ram_locked(self, keys: Sequence[BlockKey]) -> int:
         for count, key in enumerate(keys):
@@ -321,33 +355,25 @@ class TieredStore:
 
     def _touch_locked(self, keys: Sequence[BlockKey]) -> None:
         self.ram.touch(keys)
-        for traffic in self._traffic:
-            traffic.lane.touch(keys)
+        self.touch_tiers_locked(keys)
 
     def _spare_locked(self, entry: Entry) -> bool:
         """Whether RAM must keep an entry: it is pinned, or a tier is to have it before it goes."""
-        if self._pinned_locked(entry.key):
-            return True
-        return self._spill_one_locked(entry)
+        return self._pinned_locked(entry.key) or self._spill_one_locked(entry)
 
     def _spill_locked(self, blocks: int) -> int:
-        """Write the coldest blocks to the on-evict tiers that lack them. Returns how many were queued."""
-        if all(traffic.lane.options.write is not WriteMode.ON_EVICT for traffic in self._traffic):
-            return 0
-        return sum(self._spill_one_locked(entry) for entry in self.ram.coldest(blocks) if entry.holds == 0)
+        """Write the coldest blocks to the tiers that lack them. Returns how many are not there yet."""
+        return sum(self._spill_one_locked(entry) for entry in self.ram.coldest(blocks))
 
     def _spill_one_locked(self, entry: Entry) -> bool:
-        """Queue an entry's write to on-evict tiers; False if none lacks it, or none can take it now."""
-        if entry.offered:
-            return False
-        now_s = time.monotonic()
-        queued = False
-        for traffic in self._traffic:
-            lane = traffic.lane
-            if lane.options.write is WriteMode.ON_EVICT and lane.takes(now_s) and not lane.has(entry.key):
-                queued = traffic.write_locked(entry) or queued
-        entry.offered = queued
-        return queued
+        return any([traffic.spill_locked(entry) for traffic in self._traffic])  # noqa: C419 (each is asked)
+
+    def _owed_locked(self) -> bool:
+        ready = [entry for entry in self.ram.entries() if entry.state is State.READY and not entry.staged]
+        return any(traffic.owes_locked(entry) for traffic in self._traffic for entry in ready)
+
+    def _refused_locked(self) -> int:
+        return sum(traffic.lane.counters.writes_dropped for traffic in self._traffic)
 
     def _pinned_locked(self, key: BlockKey) -> bool:
         until_s = self._pins.get(key)
@@ -355,7 +381,12 @@ class TieredStore:
 
     def _protected_locked(self, key: BlockKey) -> bool:
         """Whether a tier must keep a block: somebody pinned it, or is about to load it."""
-        return key in self.wanted or self._pinned_locked(key)
+        loading = self.ram.get(key)
+        return (
+            key in self.wanted
+            or self._pinned_locked(key)
+            or (loading is not None and loading.state is State.LOADING)
+        )
 
     def _expire_pins_locked(self) -> None:
         now_s = time.monotonic()

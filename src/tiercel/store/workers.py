@@ -38,7 +38,7 @@ class Workers:
         return True
 
     def close(self) -> None:
-        """Refuse new tasks and drop the queued ones; each thread ends after the task it is in. Does not wait."""
+        """Refuse new tasks and drop the queued ones; threads end after the task they are in. Never waits."""
         self._closed = True
         for _ in range(len(self._threads)):
             try:

@@ -1,0 +1,27 @@
+"""How a tier is used by the store, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class WriteMode(StrEnum):
+    """When a block goes down to this tier."""
+
+    THROUGH = "through"
+    ON_EVICT = "on-evict"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneOptions:
+    """How a tier is used. `cap_bytes` None: no cap of ours. A call of more than `deadline_s` is a stall."""
+
+    cap_bytes: int | None = None
+    write: WriteMode = WriteMode.THROUGH
+    read_workers: int = 2
+    write_workers: int = 1
+    deadline_s: float = 5.0
+    read_queue: int = 1024
+    write_queue: int = 1024

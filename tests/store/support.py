@@ -1,0 +1,153 @@
+"""Small blocks with bytes that follow from their keys, stores over a directory, a tier that misbehaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tiercel.blocks import BlockKey, Chain, Identity, Scope, record_bytes
+from tiercel.memory import Arena
+from tiercel.store import LaneOptions, TieredStore
+from tiercel.tiers import FilesTier, Outcome, Stored, Tier, Usage
+
+PAYLOAD = 4096
+RECORD = record_bytes(PAYLOAD)
+TOKENS = 4
+
+
+def scope(name: str = "a", salt: str | None = None, revision: str = "1") -> Scope:
+    return Scope(Identity(f"model-{name}", revision, "bf16", b"g", "layout/1", TOKENS), salt=salt)
+
+
+def chain(blocks: int, seed: int = 0, of: Scope | None = None) -> Chain:
+    tokens = [token + 1000 * seed for token in range(blocks * TOKENS)]
+    return (of or scope()).chain(tokens)
+
+
+def payload_of_key(key: BlockKey) -> bytes:
+    return (key * (PAYLOAD // len(key) + 1))[:PAYLOAD]
+
+
+def make_store(
+    *tiers: tuple[Tier, LaneOptions], slots: int = 16, reserved: int = 4, scanned: bool = True
+) -> TieredStore:
+    store = TieredStore(Arena(RECORD, slots, reserved=reserved), tiers)
+    assert not scanned or store.scanned(10)
+    return store
+
+
+def disk(root: Path, name: str = "disk") -> FilesTier:
+    return FilesTier(root, name=name)
+
+
+def put(store: TieredStore, of: Chain, start: int = 0, deadline_s: float = 5.0) -> int:
+    with store.begin_store(of, start, len(of), PAYLOAD, deadline_s) as lease:
+        for block in lease:
+            block.payload[:] = payload_of_key(of.keys[block.index])
+        return lease.commit()
+
+
+def get(store: TieredStore, of: Chain, deadline_s: float = 5.0) -> list[str]:
+    """The sources of the blocks that came back; their bytes are checked."""
+    sources = []
+    with store.acquire(of, deadline_s) as lease:
+        for block in lease:
+            assert bytes(block.payload) == payload_of_key(of.keys[block.index]), "wrong bytes"
+            assert block.index == len(sources)
+            sources.append(block.source)
+    return sources
+
+
+def drop_ram(store: TieredStore) -> None:
+    """Evict all that nobody holds, as if other blocks had come."""
+    with store.lock:
+        for entry in store.ram.entries():
+            if entry.holds == 0:
+                store.ram.remove(entry)
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return condition()
+
+
+def file_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*.kv"))
+
+
+def assert_nothing_leaked(store: TieredStore) -> None:
+    def settled() -> bool:
+        with store.lock:
+            held = [entry for entry in store.ram.entries() if entry.holds]
+            return (
+                not held
+                and store.arena.free_slots + len(store.ram) == store.arena.slots
+                and not store.leases
+                and not store.wanted
+            )
+
+    assert eventually(settled), store.stats()
+
+
+class FaultyTier:
+    """Wraps a tier; `faults` maps a call's name to what to do instead. Counts calls and faults that fired."""
+
+    def __init__(self, inner: Tier) -> None:
+        self.inner = inner
+        self.faults: dict[str, Callable[..., object]] = {}
+        self.calls: list[str] = []
+        self.fired = 0
+        self.reads: list[BlockKey] = []
+        self.deny_nth: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def _through(self, what: str, call: Callable[..., object], *args: object) -> object:
+        with self._lock:
+            self.calls.append(what)
+            nth = len(self.calls)
+            fault = self.faults.get(what)
+            if self.deny_nth == nth:
+                fault = raising
+            if fault is not None:
+                self.fired += 1
+        return fault(*args) if fault else call(*args)
+
+    def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
+        return self._through("contains", self.inner.contains, keys)  # type: ignore[return-value]
+
+    def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
+        self.reads += keys
+        return self._through("read", self.inner.read, keys, records)  # type: ignore[return-value]
+
+    def write(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
+        return self._through("write", self.inner.write, keys, records)  # type: ignore[return-value]
+
+    def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        return self._through("delete", self.inner.delete, keys)  # type: ignore[return-value]
+
+    def scan(self) -> Iterator[Stored]:
+        return self._through("scan", self.inner.scan)  # type: ignore[return-value]
+
+    def usage(self) -> Usage:
+        return self.inner.usage()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Denied(RuntimeError):
+    """No exception the store could know."""
+
+
+def raising(*_: object) -> object:
+    raise Denied("denied")
