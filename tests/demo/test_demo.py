@@ -138,3 +138,35 @@ def test_what_others_stored_in_a_directory_stays(tmp_path: Path) -> None:
 def test_no_room_on_disk(tmp_path: Path) -> None:
     with cache_place(tmp_path / "c", keep=False) as place, pytest.raises(TierError, match="are free"):
         place.require_room(1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("given", "conversations", "tokens", "block_tokens"),
+    [
+        ([], 4, 5000, 256),
+        (["--quick"], 2, 800, 64),
+        (["--quick", "--tokens", "500"], 2, 500, 64),
+        (["--conversations", "3"], 3, 5000, 256),
+        (["--document", "a"] * 5, 5, 5000, 256),
+        (["--document", "a"] * 3, 4, 5000, 256),
+        (["--quick", *["--document", "a"] * 3], 3, 800, 64),
+    ],
+)
+def test_sizes_that_are_not_given(
+    given: list[str], conversations: int, tokens: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[DemoSettings] = []
+
+    def stop_here(settings: DemoSettings, screen: object) -> None:
+        seen.append(settings)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr("tiercel.demo.run_demo", stop_here)
+    assert run_cli(["demo", *given]) == 2
+    [settings] = seen
+    assert (settings.conversations, settings.tokens, settings.block_tokens) == (
+        conversations,
+        tokens,
+        block_tokens,
+    )
+    assert settings.rows_expected == conversations + 2

@@ -40,6 +40,14 @@ def test_the_users_documents_come_first(tmp_path: Path) -> None:
     assert len({one.name for one in chosen}) == 3
 
 
+def test_two_documents_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "it.txt" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("words " * 100)
+    assert [one.name for one in choose_documents(files, 2, 200, 64, words)] == ["it.txt", "it.txt (2)"]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

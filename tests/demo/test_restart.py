@@ -64,7 +64,7 @@ def test_a_listener_that_leaves_takes_the_process_with_it(tmp_path: Path) -> Non
     code = f"import os, time; open({str(born)!r}, 'w').write(str(os.getpid())); {SAY}; time.sleep(600)"
     messages = second_process(JOB, 60.0, (sys.executable, "-c", code))
     assert next(messages) == Saying("hello")
-    messages.close()  # type: ignore[attr-defined]
+    messages.close()
     pid = born.read_text()
     while Path(f"/proc/{pid}").exists():
         time.sleep(0.01)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tiercel.config import parse_bytes
+from tiercel.config import parse_bytes, writable_cache_dir
 from tiercel.errors import ConfigError
 
 _FILE = click.Path(path_type=Path)
@@ -15,6 +16,7 @@ _FILE = click.Path(path_type=Path)
 _QUICK = {"conversations": 2, "tokens": 800, "answer_tokens": 8}
 _QUICK_BLOCK_TOKENS = 64
 _CONVERSATIONS = 4
+REPORT = "tiercel-demo.html"
 
 
 @click.command("demo")
@@ -42,13 +44,7 @@ _CONVERSATIONS = 4
     help="Number format of weights and cache.",
 )
 @click.option("--json", type=_FILE, help="Write the rows to this file as JSON.")
-@click.option(
-    "--html",
-    type=_FILE,
-    default=Path("tiercel-demo.html"),
-    show_default=True,
-    help="Where to write the report.",
-)
+@click.option("--html", type=_FILE, help=f"Where to write the report. [default: {REPORT}]")
 @click.option("--quick", is_flag=True, help="Small sizes, for a first look: short texts show small gains.")
 def command(**given: Any) -> int:
     """Talk to a real model about long real documents, and come back to it.
@@ -93,6 +89,9 @@ def _chosen(given: dict[str, Any]) -> dict[str, Any]:
             chosen["ram_bytes"] = parse_bytes(chosen.pop("ram"))
         except ConfigError as error:
             raise ConfigError(f"--ram: {error}") from None
+    # Where the working directory cannot be written to, the cache directory can.
+    here = os.access(Path.cwd(), os.W_OK)
+    chosen.setdefault("html", Path(REPORT) if here else writable_cache_dir() / REPORT)
     files = chosen["documents"]
     # More documents than the usual number of conversations ask for one conversation each.
     if given["conversations"] is None and len(files) > chosen.get("conversations", _CONVERSATIONS):

@@ -6,8 +6,9 @@ interpreter (`pydoc_data.topics`), and licence texts of the system where it keep
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tiercel.errors import ConfigError
@@ -197,7 +198,16 @@ def choose_documents(
             f"--conversations {conversations}: this machine has {len(chosen)} documents of that length; "
             "name more with --document FILE, or ask for fewer or shorter ones"
         )
-    return chosen
+    return list(_with_own_names(chosen))
+
+
+def _with_own_names(documents: Sequence[Document]) -> Iterator[Document]:
+    """Number the names that occur again: rows and lanes are told apart by them."""
+    seen: Counter[str] = Counter()
+    for document in documents:
+        seen[document.name] += 1
+        again = seen[document.name] > 1
+        yield replace(document, name=f"{document.name} ({seen[document.name]})") if again else document
 
 
 def cut_to_tokens(text: str, tokens_max: int, count: Callable[[str], int]) -> str:

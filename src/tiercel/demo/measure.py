@@ -161,7 +161,9 @@ class Meter:
                 at_s += duration_s
 
     def _span(self, talk: Talk, kind: Kind, start_s: float, end_s: float, what: str) -> None:
-        self.spans.append(Span(talk.lane, kind, start_s, end_s, f"{talk.name}, turn {talk.turn}: {what}"))
+        self.spans.append(
+            Span(talk.lane, talk.turn, kind, start_s, end_s, f"{talk.name}, turn {talk.turn}: {what}")
+        )
 
 
 def warm_up(engine: TransformersEngine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from tiercel.demo.outcome import Gap, Span, Turn
@@ -63,4 +65,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Message = Saying | Advanced | Ready | Took | Done | Failed
+Message: TypeAlias = Saying | Advanced | Ready | Took | Done | Failed

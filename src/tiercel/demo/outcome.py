@@ -33,6 +33,7 @@ class Span(msgspec.Struct, frozen=True):
     """Something that took time in one conversation's lane."""
 
     lane: int
+    turn: int
     kind: Kind
     start_s: float
     end_s: float

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -28,7 +28,9 @@ class RestartError(TiercelError):
     """The second process failed, in one line."""
 
 
-def second_process(job: Job, deadline_s: float, command: Sequence[str] = COMMAND) -> Iterator[Message]:
+def second_process(
+    job: Job, deadline_s: float, command: Sequence[str] = COMMAND
+) -> Generator[Message, None, None]:
     """Run the second process and yield what it says, until `Done`.
 
     Blocks up to `deadline_s` in all; the process has ended when the iterator has. Raises RestartError when it
@@ -62,7 +64,7 @@ def _hand_over(child: subprocess.Popen[bytes], job: Job) -> None:
 
 def _listen(
     child: subprocess.Popen[bytes], until_s: float, deadline_s: float, stderr: IO[bytes]
-) -> Iterator[Message]:
+) -> Generator[Message, None, None]:
     lines: queue.Queue[bytes] = queue.Queue(_MESSAGES_MAX)
     threading.Thread(target=_read, args=(child, lines), name="tiercel-demo-restart", daemon=True).start()
     decoder = msgspec.json.Decoder(Message)

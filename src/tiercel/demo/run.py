@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +21,7 @@ from tiercel.config import human_bytes
 from tiercel.demo.documents import Document, choose_documents, cut_to_tokens
 from tiercel.demo.facts import machine_facts
 from tiercel.demo.measure import Meter, warm_up
-from tiercel.demo.messages import Advanced, Done, Job, Ready, Saying, Took
+from tiercel.demo.messages import Advanced, Done, Job, Message, Ready, Saying, Took
 from tiercel.demo.outcome import Fact, Gap, Outcome, Span, Turn
 from tiercel.demo.place import Place, cache_place
 from tiercel.demo.restart import RestartError, second_process
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 # The second process loads the model and runs what the first one ran: so long, and then generously more.
 _RESTART_DEADLINE_S = 120.0
-_RESTART_TIMES = 20.0
+_RESTART_TIMES = 3.0
 _DISK_ROOM = 1.2
 
 
@@ -229,25 +230,30 @@ def _restart(
         talks=talks[: settings.restarted],
     )
     try:
-        for message in second_process(job, _RESTART_DEADLINE_S + _RESTART_TIMES * closed_s):
-            if isinstance(message, Saying):
-                screen.say(message.text)
-            elif isinstance(message, Advanced):
-                screen.advance()
-            elif isinstance(message, Ready):
-                title = f"restart: new process, model loaded: {message.at_s - closed_s:.1f} s"
-                notebook.gaps.append(Gap("restart", closed_s, message.at_s, title))
-                screen.line(
-                    f"restarted: a new process has loaded the model ({message.at_s - closed_s:.1f} s)"
-                )
-            elif isinstance(message, Took):
-                _note(notebook, screen, message.turn)
-            elif isinstance(message, Done):
-                notebook.spans += message.spans
-                notebook.gaps += message.gaps
-                notebook.notes += message.notes
+        with closing(second_process(job, _RESTART_DEADLINE_S + _RESTART_TIMES * closed_s)) as messages:
+            for message in messages:
+                _hear(message, screen, notebook, closed_s)
     except RestartError as error:
         notebook.problems.append(f"{error}.")
+
+
+def _hear(message: Message, screen: Screen, notebook: _Notebook, closed_s: float) -> None:
+    """Take in one message of the second process; `closed_s` is when the first one was done."""
+    match message:
+        case Saying(text):
+            screen.say(text)
+        case Advanced():
+            screen.advance()
+        case Ready(at_s):
+            took = f"a new process has loaded the model: {at_s - closed_s:.1f} s"
+            notebook.gaps.append(Gap("restart", closed_s, at_s, f"restart, {took}"))
+            screen.line(f"restart  {took}")
+        case Took(turn):
+            _note(notebook, screen, turn)
+        case Done(spans, gaps, notes):
+            notebook.spans += spans
+            notebook.gaps += gaps
+            notebook.notes += notes
 
 
 def _note(notebook: _Notebook, screen: Screen, turn: Turn) -> None:

@@ -117,9 +117,7 @@ def _lane(lane: int, name: str, spans: list[Span], scale: _Scale) -> str:
 
 def _flag(turn: Turn, spans: list[Span], scale: _Scale) -> str:
     """A word above the beginning of a resumed turn: where it came from and its time to first token."""
-    begun = [
-        s for s in spans if s.kind in ("ram", "disk", "prefill") and f", turn {turn.number}: " in s.title
-    ]
+    begun = [s for s in spans if s.kind in ("ram", "disk", "prefill") and s.turn == turn.number]
     if not begun:
         return ""
     x = scale.x(begun[0].start_s)
