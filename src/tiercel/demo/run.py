@@ -1,7 +1,7 @@
 """The demo from start to end: read, resume, restart, resume again, and say what came of it.
 
     read       every conversation's document, one after another; RAM holds about half of them
-    resume     the most recent first: those come from RAM, the others from disk
+    resume     the most recent half, newest first: from RAM; then the others, longest idle first: from disk
     restart    the store is closed, a new process resumes the oldest ones from the cache directory
 
 The first process' engine is gone before the second one loads the model, so that neither slows the other.
@@ -115,7 +115,7 @@ def _first_process(
     )
     documents = _documents(settings, engine)
     place.tag = Scope(engine.identity, salt=settings.salt).tag
-    sizes = _sizes(settings, engine)
+    sizes = _sizes(settings, engine, documents)
     place.require_room(int(settings.conversations * sizes.blocks_each * sizes.slot_bytes * _DISK_ROOM))
     config = store_config(place.path, sizes.ram_bytes, settings.block_tokens, settings.dtype)
     with open_store(config, engine.layout.payload_bytes) as store:
@@ -138,7 +138,8 @@ def _first_process(
         for talk, document in zip(talks, documents, strict=True):
             _note(notebook, screen, meter.first(talk, document.text))
             screen.advance()
-        for talk in reversed(talks):
+        recent = max(1, len(talks) // 2)
+        for talk in (*reversed(talks[-recent:]), *talks[:-recent]):
             _note(notebook, screen, meter.resumed(talk, screen.advance))
         if not store.close():
             notebook.notes.append("not everything was on disk when the first process closed its store")
@@ -171,12 +172,18 @@ def _documents(settings: DemoSettings, engine: TransformersEngine) -> list[Docum
     ]
 
 
-def _sizes(settings: DemoSettings, engine: TransformersEngine) -> _Sizes:
-    """How much RAM: what was asked for, or enough for half of the conversations and the reserved slots."""
+def _sizes(settings: DemoSettings, engine: TransformersEngine, documents: list[Document]) -> _Sizes:
+    """How much RAM: what was asked for, or just enough for the most recent half of the conversations.
+
+    Just enough: each one's blocks after its first turn, the block by which one may grow while others wait to
+    be resumed, and the reserved slots. More would leave a part of the next conversation in RAM.
+    """
     slot_bytes = record_bytes(engine.layout.payload_bytes)
     blocks_each = -(-(settings.tokens + settings.growth_tokens) // settings.block_tokens)
     reserved = store_config(Path(), 1 << 30, settings.block_tokens, settings.dtype).ram.reserved_slots
-    kept = max(1, settings.conversations // 2) * blocks_each
+    recent = max(1, len(documents) // 2)
+    prompts = [engine.chat_prompt(new_talk(0, one).ask(one.text)) for one in documents[-recent:]]
+    kept = sum((len(one) + settings.answer_tokens) // settings.block_tokens for one in prompts) + recent - 1
     return _Sizes(slot_bytes, blocks_each, settings.ram_bytes or (kept + reserved) * slot_bytes)
 
 
