@@ -75,6 +75,13 @@ def test_a_scope_with_a_spoilt_record_is_still_described(root: Path) -> None:
     assert rows[0].info["model"] == "model"
 
 
+def test_a_scope_is_not_described_by_the_record_of_another(root: Path) -> None:
+    first = min(path_of(root, CHAINS["plain"], index) for index in range(8))
+    first.write_bytes(path_of(root, CHAINS["other"], 0).read_bytes())
+    (row,) = [row for row in CacheDirectory(root).scopes() if row.tag == tag("plain")]
+    assert row.info["model"] == "model"
+
+
 def test_a_salt_is_recognised_only_by_itself(root: Path) -> None:
     plain, tenant, _ = CacheDirectory(root).scopes()
     assert tenant.has_salt("s3cret")

@@ -371,6 +371,8 @@ def test_a_depth_from_a_damaged_header_cannot_overflow_a_date(tier: FilesTier) -
     made[96:100] = b"\xff\xff\xff\xff"
     assert tier.write([KEY], [made])[0].fate is Fate.OK
     assert get(tier) is Fate.OK
+    (found,) = tier.scan()
+    assert time.time() - found.used_s < 3600, "so old that a file being written would pass for a leftover"
 
 
 # Leftovers.
@@ -506,6 +508,15 @@ def test_a_read_that_fails_at_any_step_is_failed_and_no_descriptor_leaks(
     assert fired
     assert len(os.listdir("/proc/self/fd")) == held
     assert get(tier) is Fate.OK
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_corrupt(
+    tier: FilesTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tier)
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real(fd, buffers, at + RECORD_BYTES - 4096))
+    assert get(tier) is Fate.CORRUPT
 
 
 def test_no_call_leaks_a_descriptor(tier: FilesTier, root: Path) -> None:
