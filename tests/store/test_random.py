@@ -43,7 +43,7 @@ CAP = 24 * RECORD
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model is a set: which blocks were stored since they were last cleared. A hit outside it is wrong."""
+    """The model is a set: the blocks stored since they were last cleared. A hit outside it is wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,9 +129,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.tier.faults.clear()
         # Unfinished purges end with the process: what they left may be found again. Keys say so, not bytes.
         if not self.trusted:
-            self.ever.update(
-                key for one in ("a", "b") for s in range(9) for key in chain(14, s, scope(one)).keys
-            )
+            every = [chain(14, seed, scope(name)) for name in "ab" for seed in range(9)]
+            self.ever.update(key for one in every for key in one.keys)
         self.open(mode)
         self.trusted = True
 

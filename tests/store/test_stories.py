@@ -146,7 +146,7 @@ def test_pins_keep_blocks_end_by_themselves_and_are_bounded() -> None:
             put(store, chain(4, seed=seed))
         assert store.lookup(chain(4)).blocks == 4
         assert store.lookup(chain(4, seed=1)).blocks == 0, "the control: unpinned ones went"
-        assert store.pin(chain(4, seed=7), 3600) == 2, "at most half of RAM"
+        assert store.pin(chain(4, seed=7), 3600) == 1, "at most half of RAM"
         store.unpin(chain(4))
         store.unpin(chain(4, seed=7))
         assert store.stats().pins == 0
@@ -351,12 +351,12 @@ def test_a_full_ram_tier_skips_counts_and_never_errors() -> None:
         for seed in range(1000):
             put(store, chain(3, seed=seed), deadline_s=0)
             if seed % 10 == 0:
-                store.pin(chain(1, seed=seed), 3600 if seed == 500 else 0.001)
-        put(store, chain(1, seed=5000))
-        store.pin(chain(1, seed=5000), 3600)
+                store.pin(chain(1, seed=seed), 3600 if seed == 500 else 0.0005)
+        assert store.lookup(chain(1, seed=500)).blocks == 1, "pinned"
+        assert store.stats().pins == 1
+        assert put(store, chain(1, seed=5000), deadline_s=0) == 1, "pins leave a slot for keeping"
         with store.begin_store(chain(2, seed=6000), 0, 2, 4096, 0) as one:
-            first = iter(one)
-            next(first)
+            next(iter(one))
             assert put(store, chain(2, seed=7000), deadline_s=0) == 0
         assert store.stats().counters.stores_skipped > 0
         assert_nothing_leaked(store)

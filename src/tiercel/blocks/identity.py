@@ -115,5 +115,6 @@ class Scope:
             shown["adapter"] = self.adapter.hex()
         if self.salt is not None:
             # A salt is a secret of the tenant: listings show only a short digest of it.
-            shown["salt"] = blake2b(self.salt.encode(), digest_size=4, person=b"tiercel-salt").hexdigest()
+            salt = self.salt.encode("utf-8", "surrogatepass")
+            shown["salt"] = blake2b(salt, digest_size=4, person=b"tiercel-salt").hexdigest()
         return json.dumps(shown, separators=(",", ":")).encode()

@@ -55,7 +55,10 @@ def _cgroup_limits(proc: Path, cgroup: Path) -> list[MemoryLimit]:
         return []
     limits: list[MemoryLimit] = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon:
+            continue
         if not controllers:
             limits += _walk_up(cgroup, path, "memory.max", "memory.current")
         elif "memory" in controllers.split(","):

@@ -213,6 +213,8 @@ class WriteLease:
             self._epoch = store.epoch
             self._base = store.ram.touch(chain.keys)
             self._fence = self._base - len(chain) - 1
+            # Room for the new blocks must not be made by evicting their own parents.
+            store.touch_tiers_locked(chain.keys)
             store.leases.add(self)
 
     def __enter__(self) -> Self:

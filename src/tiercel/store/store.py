@@ -25,7 +25,7 @@ from tiercel.store.workers import Workers
 from tiercel.tiers import Tier
 
 _PREFETCH_QUEUE = 64
-# Pins may hold at most this share of the slots: a store that is all pins could keep nothing new.
+# Pins may hold at most this share of the slots for keeping: a store that is all pins could keep nothing new.
 _PINNED_SHARE = 0.5
 # On-evict tiers are written ahead of need once fewer than this share of the slots is free.
 _SPILL_AHEAD_SHARE = 1 / 8
@@ -112,7 +112,7 @@ class TieredStore:
         until_s = time.monotonic() + ttl_s
         with self.lock:
             self._expire_pins_locked()
-            room = int(self.arena.slots * _PINNED_SHARE)
+            room = int((self.arena.slots - self.arena.reserved) * _PINNED_SHARE)
             pinned = 0
             for key in chain.keys[: len(self.walk_locked(chain.keys))]:
                 if key not in self._pins and len(self._pins) >= room:
