@@ -152,7 +152,7 @@ def files_tier(directory: Path, repeats: int) -> dict[str, Any]:
         "load_through_store": rates(reads["store"], total)
         | {"of_bare": ratio(reads["bare2"], reads["store"])},
         "tier_read_cpu_s_per_gib": cpu,
-        "note": "load_through_store reads on two threads and verifies every byte; its ratio is to two bare threads",
+        "note": "load_through_store: two threads, every byte verified; its ratio is to two bare ones",
     }
 
 

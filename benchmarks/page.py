@@ -1,4 +1,4 @@
-"""From benchmark figures to the table in docs/benchmarks.md and its plot. Text outside the markers is kept."""
+"""From figures to the tables in docs/benchmarks.md and their plot. Text outside the markers is kept."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def raw(core: dict[str, Any], ttft: dict[str, Any]) -> str:
 def ran_on(core: dict[str, Any], ttft: dict[str, Any]) -> str:
     one = ttft["machine"]
     return (
-        f"{one['when']}, {one['cpu']}, {one['cores']} cores, Python {one['python']}, Linux {one['kernel']}; load before: "
+        f"{one['when']}, {one['cpu']}, {one['cores']} cores, Python {one['python']}, "
+        f"Linux {one['kernel']}; load before: "
         f"{core['machine']['load_before']:.1f} (store), {one['load_before']:.1f} (TTFT). "
         f"Same first token in every arm: {'yes' if ttft['same_first_token'] else 'NO'}."
     )

@@ -1,4 +1,4 @@
-"""All benchmarks in one go, each in a process of its own: figures to docs/benchmarks/, the table into the page.
+"""All benchmarks in turn, each in its own process: figures to docs/benchmarks/, tables into the page.
 
 make bench            (ARGS='--only core' for one of them)
 """

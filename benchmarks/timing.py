@@ -15,7 +15,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def interleaved(repeats: int, **calls: Callable[[], object]) -> dict[str, list[float]]:
-    """Time several calls in turn, A B C A B C …, so that a machine's mood hits all alike; first round unmeasured."""
+    """Time calls in turn, A B C A B C …, so that a machine's mood hits all alike; first round uncounted."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, call in calls.items():
