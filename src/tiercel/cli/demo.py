@@ -12,7 +12,7 @@ from tiercel.config import parse_bytes, writable_cache_dir
 from tiercel.errors import ConfigError
 
 _FILE = click.Path(path_type=Path)
-# What `--quick` makes of sizes that are not given: a look at everything in well under a minute.
+# What `--quick` makes of sizes that are not given: a first look at everything.
 _QUICK = {"conversations": 2, "tokens": 800, "answer_tokens": 8}
 _QUICK_BLOCK_TOKENS = 64
 _CONVERSATIONS = 4

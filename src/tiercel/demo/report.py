@@ -17,6 +17,8 @@ from tiercel.demo.timeline import LEGEND, SPAN_WIDTH_MIN, timeline_svg
 from tiercel.errors import ConfigError
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+# The longest bar's share of the width; its label needs the rest, also on a phone.
+_BAR_SHARE = 0.5
 
 
 def write_report(path: Path, outcome: Outcome) -> None:
@@ -114,9 +116,9 @@ def _parts(turn: Turn) -> list[tuple[str, float]]:
 def _bar(parts: list[tuple[str, float]], longest_s: float, label: str) -> str:
     whole_s = sum(seconds for _, seconds in parts) or 1.0
     inner = "".join(f'<i class="{kind}" style="width:{s / whole_s:.2%}"></i>' for kind, s in parts)
-    # 68 % of the width is the longest bar's; the label needs the rest, also on a phone.
+    width = f"{whole_s / longest_s * _BAR_SHARE:.2%}"
     return (
-        f'<div class="bar"><span class="fill" style="width:{whole_s / longest_s * 0.62:.2%}">{inner}</span>'
+        f'<div class="bar"><span class="fill" style="width:{width}">{inner}</span>'
         f"<span>{escape(label)}</span></div>"
     )
 

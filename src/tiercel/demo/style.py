@@ -50,7 +50,6 @@ i.restart{background:var(--band)}
 .bar{display:flex;align-items:center;gap:8px;font-size:.9rem;font-variant-numeric:tabular-nums}
 .bar+.bar{margin-top:3px}
 .bar span.fill{flex:none;display:flex;height:16px;min-width:3px;border-radius:2px;overflow:hidden}
-.bar span.track{flex:0 1 68%;min-width:0}
 .fill i{display:block;height:100%;min-width:2px}
 table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
 th,td{padding:7px 8px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
