@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -170,3 +171,22 @@ def test_sizes_that_are_not_given(
         block_tokens,
     )
     assert settings.rows_expected == conversations + 2
+
+
+@pytest.mark.model
+def test_a_demo_that_is_terminated_leaves_nothing(tmp_path: Path, model_dir: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tiercel", "demo", "--quick", "--model", str(model_dir)],
+        stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={
+            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+            "TIERCEL_CACHE_DIR": str(tmp_path / "c"),
+        },
+    ) as demo:  # fmt: skip
+        assert demo.stdout is not None
+        assert any("reading" in line for line in demo.stdout)
+        assert list((tmp_path / "c").glob("demo-*")), "it must have had something to leave"
+        demo.terminate()
+        demo.stdout.read()
+    assert demo.returncode == 128 + signal.SIGTERM
+    assert list((tmp_path / "c").glob("demo-*")) == []

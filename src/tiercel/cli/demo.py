@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -67,7 +71,7 @@ def command(**given: Any) -> int:
 
     settings = DemoSettings(**_chosen(given))
     console = make_console()
-    with ConsoleScreen(console) as screen:
+    with _ended_in_order(), ConsoleScreen(console) as screen:
         outcome = run_demo(settings, screen)
     show(outcome, console)
     if settings.json is not None:
@@ -77,6 +81,20 @@ def command(**given: Any) -> int:
         write_report(settings.html, outcome)
         screen.line(f"Report: {settings.html.absolute()}")
     return 0 if outcome.ok else 1
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM end the demo as Ctrl-C does: second process ended, temporary directory removed."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _chosen(given: dict[str, Any]) -> dict[str, Any]:
