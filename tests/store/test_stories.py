@@ -351,7 +351,7 @@ def test_a_full_ram_tier_skips_counts_and_never_errors() -> None:
         for seed in range(1000):
             put(store, chain(3, seed=seed), deadline_s=0)
             if seed % 10 == 0:
-                store.pin(chain(1, seed=seed), 3600 if seed == 500 else 0.0005)
+                store.pin(chain(1, seed=seed), 3600 if seed == 500 else -1)
         assert store.lookup(chain(1, seed=500)).blocks == 1, "pinned"
         assert store.stats().pins == 1
         assert put(store, chain(1, seed=5000), deadline_s=0) == 1, "pins leave a slot for keeping"
