@@ -27,10 +27,10 @@ from tiercel.memory import Arena
 from tiercel.store import LaneOptions, TieredStore, WriteMode
 from tiercel.tiers import OK, FilesTier, Outcome, Stored, Usage
 
-BLOCK_TOKENS = 128
+BLOCK_TOKENS = 256
 # SmolLM2-135M in bf16: 30 layers x 2 x 3 heads x 64 x 2 bytes.
 PAYLOAD_BYTES = 23040 * BLOCK_TOKENS
-BLOCKS = 48
+BLOCKS = 24
 HALF = BLOCKS // 2
 INDEX_BLOCKS = 1_000_000
 PROMPT_TOKENS = 32_768

@@ -82,7 +82,7 @@ def test_a_ram_tier_that_is_too_small(
     ("arguments", "said"),
     [
         (["--ram", "300"], "--ram: '300' has no unit"),
-        (["--tokens", "100"], "--tokens 100 is less than one block; accepted: 128 or more"),
+        (["--tokens", "100"], "--tokens 100 is less than one block; accepted: 256 or more"),
         (["--conversations", "0"], "--conversations"),
         (["--dtype", "int8"], "--dtype"),
         (["--json", "nowhere/rows.json"], "--json: directory 'nowhere' does not exist"),

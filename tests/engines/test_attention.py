@@ -71,10 +71,10 @@ def test_several_tokens_without_a_mask_stay_causal() -> None:
 
 def test_the_mask_is_stacked_once_per_step() -> None:
     mask = causal(4, 6)
-    first = attention._stacked_mask(mask, 3)
-    assert attention._stacked_mask(mask, 3) is first
+    first = attention._stacked_mask(mask, 3, torch.float32)
+    assert attention._stacked_mask(mask, 3, torch.float32) is first
     assert first.shape == (1, 1, 12, 10)
-    assert attention._stacked_mask(causal(4, 6), 3) is not first
+    assert attention._stacked_mask(causal(4, 6), 3, torch.float32) is not first
 
 
 def test_an_argument_it_does_not_know_goes_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class DemoSettings:
     conversations: int = 4
     tokens: int = 5000
     answer_tokens: int = 24
-    block_tokens: int = 128
+    block_tokens: int = 256
     ram_bytes: int | None = None
     cache_dir: Path | None = None
     keep: bool = False

@@ -63,16 +63,23 @@ def grouped_attention(
         return attended
     kv_heads = key.shape[1]
     stacked = query.reshape(1, kv_heads, groups * new, query.shape[3])
-    mask = None if attention_mask is None else _stacked_mask(attention_mask, groups)
+    mask = None if attention_mask is None else _stacked_mask(attention_mask, groups, query.dtype)
     output = scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(1, kv_heads * groups, new, value.shape[3]).transpose(1, 2).contiguous(), None
 
 
-def _stacked_mask(mask: torch.Tensor, groups: int) -> torch.Tensor:
-    """The mask [1, 1, new, all] repeated for each query head of a group; made once a step."""
+def _stacked_mask(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
+    """The mask [1, 1, new, all] repeated for each query head of a group and made additive, once a step.
+
+    The kernel would turn a boolean one into numbers itself, for every layer anew.
+    """
     stacked: torch.Tensor | None = getattr(mask, "_tiercel_stacked", None)
     if stacked is None:
-        stacked = mask.expand(1, groups, *mask.shape[2:]).reshape(1, 1, groups * mask.shape[2], mask.shape[3])
+        if mask.dtype == torch.bool:
+            numbers = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+        else:
+            numbers = mask
+        stacked = numbers.expand(1, groups, *mask.shape[2:]).reshape(1, 1, groups * mask.shape[2], -1)
         mask._tiercel_stacked = stacked  # type: ignore[attr-defined]  # lives and dies with the step's mask
     return stacked
 

@@ -73,7 +73,7 @@ class TransformersEngine:
         *,
         dtype: str = "auto",
         device: str = "auto",
-        block_tokens: int = 128,
+        block_tokens: int = 256,
         attention: str | None = None,
         adapter: bytes | None = None,
         load_deadline_s: float = 5.0,
