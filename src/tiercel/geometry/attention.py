@@ -47,7 +47,10 @@ def layer_kinds(fields: Fields, layers: int, accepted: tuple[str, ...], rule: Ki
 
 
 def plain(fields: Fields) -> list[Layer]:
-    """Every layer keeps keys and values of every token."""
+    """Every layer keeps keys and values of every token, unless `layer_types` makes some slide."""
+    stated = fields.raw("layer_types")
+    if isinstance(stated, list) and (SLIDING in stated or CHUNKED in stated):
+        return windowed(all_full)(fields)
     return [(plain_heads(fields).full(),)] * num_layers(fields)
 
 
@@ -118,6 +121,21 @@ def nth_full(period: int, *names: str, last_full: bool = False) -> KindRule:
     return rule
 
 
+def prefixed(period: int) -> KindRule:
+    """Cohere 2 MoE: the first `first_k_dense_replace` layers and the rest count their patterns apart."""
+
+    def rule(fields: Fields, layers: int) -> list[str]:
+        first = min(fields.optional("first_k_dense_replace", least=0) or 0, layers)
+        if window(fields) is None:
+            return [FULL] * layers
+        dense = fields.optional("prefix_dense_sliding_window_pattern") or 1
+        every = fields.optional("sliding_window_pattern") or period
+        places = [(i, dense) for i in range(first)] + [(i, every) for i in range(layers - first)]
+        return [SLIDING if (i + 1) % step else FULL for i, step in places]
+
+    return rule
+
+
 def pattern_period(fields: Fields, names: tuple[str, ...]) -> int | None:
     """A pattern stated as a number, or as letters such as 'LLLG' (its length)."""
     value = fields.raw(*names) if names else None
@@ -178,6 +196,17 @@ def falcon(fields: Fields) -> list[Layer]:
     else:
         shared = 1 if fields.flag("multi_query", default=True) else heads
     return [(Heads(shared, dim, dim).full(),)] * num_layers(fields)
+
+
+def refined_web(fields: Fields) -> list[Layer]:
+    """Falcon under its first name: `n_head_kv`, where stated, means the newer decoder with grouped heads."""
+    if fields.raw("n_head_kv", "num_kv_heads") is None:
+        return falcon(fields)
+    heads = query_heads(fields)
+    dim = head_dim(fields, heads)
+    return [(Heads(kv_heads(fields, heads, "n_head_kv", "num_kv_heads"), dim, dim).full(),)] * num_layers(
+        fields
+    )
 
 
 def gpt_bigcode(fields: Fields) -> list[Layer]:

@@ -28,7 +28,7 @@ _SHAPE_FIELDS = {"num_key_value_heads", "head_dim", "sliding_window"}
 # Stated sizes: a top-level configuration must have them, though the class behind it has defaults.
 _ESSENTIAL = frozenset(
     """num_hidden_layers n_layer n_layers num_layers decoder_layers num_attention_heads n_head n_heads
-    num_heads decoder_attention_heads attention_heads hidden_size n_embd d_model""".split()
+    num_heads decoder_attention_heads attention_heads hidden_size n_embd n_embed d_model""".split()
 )
 _TELLING = (
     "architectures",

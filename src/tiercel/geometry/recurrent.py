@@ -305,6 +305,22 @@ def lightning(fields: Fields) -> list[Layer]:
     return _place(kinds, plain.full(), matrix)
 
 
+def lightning_groups(fields: Fields) -> list[Layer]:
+    """Ring linear: the last layer of each `layer_group_size`, and what is left over, is attention.
+
+    Later releases keep a latent on those layers (`kv_lora_rank`), the first ones plain heads.
+    """
+    layers = num_layers(fields)
+    size = fields.count("layer_group_size", top=LAYERS_MAX)
+    whole = layers // size * size
+    kinds = [FULL if (i + 1) % size == 0 or i >= whole else LINEAR for i in range(layers)]
+    heads = query_heads(fields)
+    dim = head_dim(fields, heads)
+    latent = fields.raw("kv_lora_rank") is not None
+    attention = latent_entry(fields) if latent else plain_heads(fields).full()
+    return _place(kinds, attention, state(StatePart("state", heads, dim * dim, 4)))
+
+
 def short_conv(fields: Fields) -> list[Layer]:
     """LFM2: gated short convolutions, with attention on the listed layers."""
     layers = num_layers(fields)

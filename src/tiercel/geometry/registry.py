@@ -20,24 +20,26 @@ olmo olmo2 olmoe flex_olmo granite granitemoe granitemoeshared glm glm4 glm4_moe
 glm4v_moe_text cohere nemotron minimax_m2 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text seed_oss helium
 hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text exaone jais jais2 arcee apertus bitnet gemma deepseek
 bailing_moe bailing_moe_v2 minicpm arctic solar solar_open hy_v3 hyperclovax diffllama aria_text fuyu
-xglm biogpt nanochat ministral3 qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text emu3_text_model
-paddleocr_vl_text glm_ocr_text openai-gpt cohere_asr grok-1 cpmant
+ernie4_5_moe_vl molmo chameleon xglm biogpt nanochat ministral3 qwen3_vl_text qwen3_vl_moe_text
+qwen3_omni_moe_text emu3_text_model paddleocr_vl_text glm_ocr_text openai-gpt cohere_asr grok-1 cpmant
 """.split()
 
 TEXT_FAMILIES: dict[str, Builder] = {
     **dict.fromkeys(_PLAIN, a.plain),
     **dict.fromkeys(
-        ("qwen2", "qwen2_moe", "qwen3", "mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+        """qwen2 qwen2_moe qwen3 mimo qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text minicpmv minicpmo
+        dots_ocr""".split(),
         a.windowed(a.tail_sliding),
     ),
     "qwen3_moe": a.windowed(a.all_sliding_if_used),
     "dots1": a.windowed(a.tail_sliding_always),
     **dict.fromkeys(
-        ("mistral", "mixtral", "phi3", "phimoe", "phi4_multimodal", "starcoder2", "ministral", "phi3small"),
+        "mistral mixtral phi3 phi3_v phi3small phimoe phi4mm phi4_multimodal starcoder2 ministral".split(),
         a.windowed(a.all_sliding),
     ),
     **dict.fromkeys(("gemma2", "vaultgemma", "gpt_oss"), a.windowed(a.nth_full(2))),
     "gemma3_text": a.windowed(a.nth_full(6, "sliding_window_pattern", "_sliding_window_pattern")),
+    "cohere2_moe": a.windowed(a.prefixed(4)),
     **dict.fromkeys(("cohere2", "olmo3"), a.windowed(a.nth_full(4, "sliding_window_pattern"))),
     **dict.fromkeys(("exaone4", "exaone_moe"), a.windowed(a.nth_full(4, "sliding_window_pattern"))),
     "afmoe": a.windowed(a.nth_full(4, "global_attn_every_n_layers")),
@@ -46,7 +48,7 @@ TEXT_FAMILIES: dict[str, Builder] = {
     "smollm3": a.windowed(a.no_rope_sliding),
     "llama4_text": a.llama4,
     "falcon": a.falcon,
-    "RefinedWeb": a.falcon,
+    "RefinedWeb": a.refined_web,
     "RefinedWebModel": a.falcon,
     "gpt_bigcode": a.gpt_bigcode,
     "mpt": a.nested_attention,
@@ -92,9 +94,10 @@ TEXT_FAMILIES: dict[str, Builder] = {
     "nemotron_h": r.nemotron_h,
     **dict.fromkeys(("bamba", "granitemoehybrid"), r.mamba2_mixed),
     "falcon_h1": r.falcon_h1,
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), r.delta_net),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), r.delta_net),
     "kimi_linear": r.kimi_linear,
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01"), r.lightning),
+    "bailing_moe_linear": r.lightning_groups,
     **dict.fromkeys(("lfm2", "lfm2_moe"), r.short_conv),
     "recurrent_gemma": r.recurrent_gemma,
     "whisper": e.bart_like,
@@ -139,6 +142,7 @@ WRAPPERS: Mapping[str, str] = {
     **{name: f"{name}_text" for name in _SAME_NAME},
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
+    "deepseek_ocr2": "deepseek_ocr2_text",
     "deepseek_vl_v2": "deepseek_v2",
     "emu3": "emu3_text_model",
     "exaone4_5": "exaone4",
@@ -153,6 +157,10 @@ WRAPPERS: Mapping[str, str] = {
     "kimi_vl": "deepseek_v3",
     "lfm2_vl": "lfm2",
     "lighton_ocr": "qwen3",
+    "interns1": "qwen3",
+    "minicpmv4_6": "qwen3_5_text",
+    "minicpmv4_7": "qwen3_5_text",
+    "minimax_vl_01": "minimax_text_01",
     "mistral3": "mistral",
     "mllama": "mllama_text_model",
     "nemotron_h_omni": "nemotron_h",

@@ -11,7 +11,7 @@ from tiercel.geometry.model import GroupKind, LayerGroup
 LAYER_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEAD_NAMES = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "n_kv_heads")
-HIDDEN_NAMES = ("hidden_size", "n_embd", "d_model")
+HIDDEN_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model")
 CONTEXT_NAMES = (
     "max_position_embeddings",
     "n_positions",
