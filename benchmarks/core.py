@@ -209,7 +209,7 @@ class BigTier:
         return [OK] * len(keys)
 
     def usage(self) -> Usage:
-        return Usage(None)
+        return Usage()
 
     def close(self) -> None:
         return None

@@ -158,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.tier.faults:
             self.store.flush(2)
         assert_nothing_leaked(self.store)
-        purging = any(one._traffic[0].lane._purging for one in self.opened)
+        purging = any(one._traffic[0].lane.index.purging for one in self.opened)
         if not self.tier.faults and not purging and not self.unsettled:
             stats = self.store.stats().tiers[0]
             assert stats.used_bytes == file_bytes(self.folder) <= CAP, stats

@@ -171,7 +171,7 @@ class Traffic:
     def _takes_locked(self, entry: Entry) -> bool:
         now_s = time.monotonic()
         self.give_up_locked(now_s)
-        return self.lane.takes(now_s) and not self.lane.barred(entry.key)
+        return self.lane.takes(now_s) and not self.lane.index.barred(entry.key)
 
     def _queue_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> bool:
         if self.lane.pending_writes >= self._waiting_max or not self._writers.submit(self._write_some):
@@ -199,7 +199,7 @@ class Traffic:
         with self._lock:
             # The last of a chain's blocks stands for those before it.
             for chain in {chain[0]: chain for _, chain in live if chain}.values():
-                self.lane.touch(chain)
+                self.lane.index.touch(chain)
             for entry, _ in batch:
                 self._ram.release(entry)
             self.lane.pending_writes -= len(batch)

@@ -170,7 +170,7 @@ class TieredStore:
             self._pins = {
                 key: pinned_s for key, pinned_s in self._pins.items() if tag and not key.startswith(tag)
             }
-            doomed = [traffic.lane.begin_purge_locked(tag) for traffic in self._traffic]
+            doomed = [traffic.lane.index.bar(tag) for traffic in self._traffic]
             gone = {entry.key for entry in in_ram}.union(*doomed)
             self.lock.notify_all()
         purges = [traffic.purge(tag, found) for traffic, found in zip(self._traffic, doomed, strict=True)]
@@ -268,7 +268,7 @@ class TieredStore:
             if entry is not None and entry.state is State.WRITING:
                 break
             for lane in lanes:
-                if lane.has(key):
+                if lane.index.has(key, now_s):
                     sources.append(lane.name)
                     break
             else:
@@ -332,7 +332,7 @@ class TieredStore:
     def touch_tiers_locked(self, keys: Sequence[BlockKey]) -> None:
         """Date a chain as used now in every tier."""
         for traffic in self._traffic:
-            traffic.lane.touch(keys)
+            traffic.lane.index.touch(keys)
 
     def give_up_locked(self) -> None:
         """Drop what waits for tiers that are down or stuck."""

@@ -48,9 +48,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the place itself says: bytes still free there, or None where it cannot tell."""
+    """What the place itself says: bytes still free there and in all, or None where it cannot tell."""
 
-    free_bytes: int | None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
 
 
 class Tier(Protocol):

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from tiercel.blocks import PAGE_BYTES, BlockKey
 from tiercel.blocks.record import HEADER_BYTES, depth_of
-from tiercel.memory import filesystem_free_bytes
 from tiercel.tiers.base import MISSING, OK, Fate, Outcome, Stored, Usage
 from tiercel.tiers.folder import Mark, Visit, prepare, record_name, record_path, temp_name, unlink_quietly
 from tiercel.tiers.transfer import Transfer
@@ -102,9 +101,10 @@ class FilesTier:
 
     def usage(self) -> Usage:
         try:
-            return Usage(filesystem_free_bytes(self._root))
+            seen = os.statvfs(self._root)
         except OSError:
-            return Usage(None)
+            return Usage()
+        return Usage(seen.f_bavail * seen.f_frsize, seen.f_blocks * seen.f_frsize)
 
     def close(self) -> None:
         self._closed = True
