@@ -111,6 +111,20 @@ def test_the_vllm_command_says_what_to_do_when_a_load_fails() -> None:
     assert words[words.index("--kv-cache-dtype") + 1] == "fp8"
 
 
+def test_the_vllm_connector_is_told_to_be_planned_wherever_its_flags_are_shown() -> None:
+    found = plan(**FOUR)
+    transfer = json.loads(shlex.split(found.vllm_command)[-1])
+    assert transfer["kv_connector"] == "TiercelConnector"
+    assert transfer["kv_connector_module_path"] == "tiercel.engines.vllm"
+    told = as_json(found)
+    assert told["vllm_connector"] == "planned"
+    assert told["vllm_note"] == "once the vLLM connector ships; today: tiercel serve with this toml"
+    page = describe(found)
+    assert f"vLLM ({told['vllm_note']})" in page
+    pasted = page[page.index("vllm serve") :].split("\n\n")[0]
+    assert shlex.split(pasted.replace("\\\n", "")) == shlex.split(found.vllm_command)
+
+
 def test_every_number_of_the_json_carries_formula_and_assumption() -> None:
     told = as_json(plan(**FOUR, **{name.replace("-", "_"): text for name, text in PRICES.items()}))
     json.dumps(told, allow_nan=False)

@@ -1,4 +1,8 @@
-"""The two things a plan ends in: a `tiercel.toml` that loads as it stands, and a vLLM command line."""
+"""The two things a plan ends in: a `tiercel.toml` that loads as it stands, and a vLLM command line.
+
+The command line names a connector that is planned and not part of this version; `VLLM_NOTE` says so
+wherever the command is shown.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,9 @@ LEAST_BYTES = 2**30
 GPUS_PER_HOST = 8
 DISK_PATH = "/var/lib/tiercel/blocks"
 CONNECTOR = "TiercelConnector"
-CONNECTOR_MODULE = "tiercel.engines.vllm.connector"
+CONNECTOR_MODULE = "tiercel.engines.vllm"
+CONNECTOR_STATUS = "planned"
+VLLM_NOTE = "once the vLLM connector ships; today: tiercel serve with this toml"
 
 # The planner's KV formats as vLLM's --kv-cache-dtype takes them; the others are passed as they are.
 _VLLM_KV = {"bfloat16": "auto", "float16": "auto", "float32": "auto", "nvfp4_ds_mla": "nvfp4_ds_mla"}
@@ -54,7 +60,7 @@ def _part(size_bytes: float, hosts: int) -> int:
 
 
 def vllm_command(request: PlanRequest) -> str:
-    """How vLLM would be started for this plan."""
+    """How vLLM will be started for this plan, once it has the connector."""
     hardware, storage, traffic = request.hardware, request.storage, request.traffic
     transfer = {
         "kv_connector": CONNECTOR,

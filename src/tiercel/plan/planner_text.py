@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tiercel.config import human_bytes
 from tiercel.plan.planner import Plan
+from tiercel.plan.planner_files import VLLM_NOTE
 from tiercel.plan.strategies import StrategyRow
 
 _HOSTS = "all hosts together"
@@ -21,11 +22,11 @@ def describe(plan: Plan) -> str:
         "\n".join(_break_even(plan)),
         "\n".join(strategy_table(plan.strategies)),
         "tiercel.toml\n" + _indent(plan.config_toml),
-        "vLLM\n" + _indent(plan.vllm_command),
+        f"vLLM ({VLLM_NOTE})\n" + _indent(_folded(plan.vllm_command)),
     ]
     if plan.warnings:
         parts.insert(1, "\n".join(f"! {line}" for line in plan.warnings))
-    parts.append("Every number is arithmetic on the inputs, not a measurement; --explain shows how.")
+    parts.append("Every number is arithmetic on the inputs, not a measurement (--explain).")
     return "\n\n".join(parts)
 
 
@@ -52,9 +53,10 @@ def _head(plan: Plan) -> Iterator[str]:
     parallel = f"tp {hardware.tp}, pp {hardware.pp}"
     yield f"{plan.request.model.name} on {hardware.gpus} x {hardware.gpu} ({parallel})"
     yield (
-        f"{traffic.sessions:,.0f} sessions, prompts of {traffic.context_tokens:,} tokens "
-        f"({traffic.new_tokens:,} new, {traffic.shared_tokens:,} shared by all), "
-        f"{traffic.output_tokens:,} answered, {traffic.turns:g} turns, one every {traffic.idle_s:g} s"
+        f"{traffic.sessions:,.0f} sessions, {traffic.turns:g} turns, one every {traffic.idle_s:g} s; "
+        f"{traffic.output_tokens:,} tokens answered\n"
+        f"prompts of {traffic.context_tokens:,} tokens "
+        f"({traffic.new_tokens:,} new, {traffic.shared_tokens:,} shared by all)"
     )
 
 
@@ -96,7 +98,7 @@ def _gains(plan: Plan) -> Iterator[str]:
     if plan.request.prices.complete:
         yield from _costs(plan)
     else:
-        yield _pair("cost", "give --gpu-price, --ram-price and --disk-price, such as 3.50@2026-05")
+        yield _pair("cost", "give --gpu-price, --ram-price, --disk-price (3.50@2026-05)")
 
 
 def _costs(plan: Plan) -> Iterator[str]:
@@ -182,6 +184,11 @@ def _k(tokens: int) -> str:
 
 def _pair(name: str, value: str) -> str:
     return f"  {name:<20} {value}"
+
+
+def _folded(command: str) -> str:
+    """A shell command with each option on a line of its own, to be pasted as it stands."""
+    return command.replace(" --", " \\\n  --")
 
 
 def _indent(text: str) -> str:

@@ -466,6 +466,7 @@ function start(plan) {
   if (!here) return;
   $("toml").textContent = plan.config_toml.trim();
   $("vllm").textContent = plan.vllm_command;
+  $("vllm-note").textContent = `Use it ${plan.vllm_note}.`;
 }
 
 function figures(plan) {
