@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -40,6 +41,32 @@ def test_a_file_and_a_name_give_the_same(capsys: pytest.CaptureFixture[str]) -> 
     assert by_file["bytes_per_token"] == 131_072
     assert by_file["total_bytes"] == 32_768 * 131_072
     assert by_file["window_tokens"] is None
+
+
+def test_a_configuration_on_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(text: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+    given(Path(LLAMA).read_text(encoding="utf-8"))
+    assert as_json(capsys, "-") == as_json(capsys, LLAMA)
+    given("{}")
+    assert "standard input: model_type: missing" in refused(capsys, "-")
+    given("")
+    assert "standard input: line 1: not JSON" in refused(capsys, "-")
+
+
+def test_a_byte_order_mark_does_not_matter(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + Path(LLAMA).read_bytes())
+    assert as_json(capsys, str(file)) == as_json(capsys, LLAMA)
+
+
+def test_a_memory_share_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("llama-3.1-8b", "--gpu", "h100", "--memory-share")
+    assert "fit" in as_json(capsys, *args, "0.5")
+    assert "--memory-share: nan" in refused(capsys, *args, "nan")
 
 
 def test_the_text_shows_the_formula_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ VLLM_MEMORY_SHARE = 0.9
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--list", "list_models", is_flag=True, help="Print the built-in models.")
 def command(model: str | None, list_models: bool, as_json: bool, **asked: Any) -> None:
-    """Size the KV cache of MODEL: a config.json, a model folder, or a built-in name.
+    """Size the KV cache of MODEL: a config.json (- for standard input), a model folder, or a built-in name.
 
     \b
     tiercel size llama-3.1-8b --tokens 8192 --batch 16
@@ -64,7 +64,7 @@ def command(model: str | None, list_models: bool, as_json: bool, **asked: Any) -
         return
     if not model:
         raise ConfigError(
-            "MODEL is missing; accepted: a config.json, a model folder or a built-in name (--list)"
+            "MODEL is missing; accepted: a config.json, a model folder, - or a built-in name (--list)"
         )
     title, source, told = catalogue.open_model(model)
     geometry = _with_source_tokens(KVGeometry.from_config(source), asked["source_tokens"])
@@ -156,6 +156,8 @@ def _fit(
     if asked["gpu"] is None:
         return None
     gpu = gpu_named(asked["gpu"])
+    if not 0 < asked["memory_share"] <= 1:  # NaN passes click's range
+        raise ConfigError(f"--memory-share: {asked['memory_share']}; accepted: above 0, at most 1")
     if parameters is None:
         raise ConfigError(
             "--gpu: the size of the weights is needed; accepted: with --params, such as --params 8e9"

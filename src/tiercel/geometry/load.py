@@ -53,22 +53,29 @@ def read_config(source: Path | str | Mapping[str, Any]) -> tuple[str, Mapping[st
             path = path / CONFIG_NAME
         if path.stat().st_size > CONFIG_BYTES_MAX:
             raise GeometryError(f"{path}: {path.stat().st_size} bytes; accepted: at most {CONFIG_BYTES_MAX}")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise GeometryError(
             f"{path}: {reason}; accepted: a config.json or the folder that holds one"
         ) from None
+    return str(path), config_of_text(str(path), text)
+
+
+def config_of_text(source: str, text: str) -> Mapping[str, Any]:
+    """The configuration that `text` is; `source` heads every message. Raises GeometryError."""
+    if len(text) > CONFIG_BYTES_MAX:
+        raise GeometryError(f"{source}: {len(text)} characters; accepted: at most {CONFIG_BYTES_MAX}")
     try:
         config = json.loads(text)
     except RecursionError:
-        raise GeometryError(f"{path}: nested too deeply; accepted: a model's config.json") from None
+        raise GeometryError(f"{source}: nested too deeply; accepted: a model's config.json") from None
     except ValueError as error:
         where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "a number too long"
-        raise GeometryError(f"{path}: {where}: not JSON; accepted: a model's config.json") from None
+        raise GeometryError(f"{source}: {where}: not JSON; accepted: a model's config.json") from None
     if not isinstance(config, Mapping):
-        raise GeometryError(f"{path}: {shown(config)}; accepted: a JSON object")
-    return str(path), config
+        raise GeometryError(f"{source}: {shown(config)}; accepted: a JSON object")
+    return config
 
 
 @lru_cache(maxsize=1)

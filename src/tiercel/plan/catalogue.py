@@ -7,6 +7,7 @@ a trailing `-instruct`, in any case. It never fetches anything.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.errors import GeometryError
+from tiercel.geometry.load import CONFIG_BYTES_MAX, config_of_text
 
 UNCHECKED = "not compared with its config.json"
+STDIN = "standard input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,22 @@ def find_model(name: str) -> Model | None:
     return found[0] if len(found) == 1 else None
 
 
+def _standard_input() -> Mapping[str, Any]:
+    try:
+        text = sys.stdin.read(CONFIG_BYTES_MAX + 1)
+    except UnicodeDecodeError:
+        raise GeometryError(f"{STDIN}: not UTF-8 text; accepted: a model's config.json") from None
+    return config_of_text(STDIN, text)
+
+
 def open_model(name: str) -> tuple[str, Path | Mapping[str, Any], str]:
     """What MODEL means: a title, the configuration (or its path), and where it is from.
 
-    An existing file or folder wins, then a built-in name. Raises GeometryError that names near matches.
+    `-` is standard input. An existing file or folder wins, then a built-in name. Raises GeometryError that
+    names near matches.
     """
+    if name == "-":
+        return STDIN, _standard_input(), STDIN
     path = Path(name)
     try:
         there = path.exists()
