@@ -23,6 +23,8 @@ _PAGE_BYTES = 4096
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _PREFAULT_STEP_BYTES = 4 << 20
+_PREFAULT_PAUSE_S = 0.001
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _KEPT, _STAGED = 1, 2
 
 
@@ -61,6 +63,7 @@ class Arena:
         self.reserved = reserved
         self.kind = kind
         self._fd, self._map = _map_slab(self.slot_bytes * slots, kind, shared_dir)
+        self.huge_pages = kind is ArenaKind.PRIVATE and _advise_huge(self._map)
         self._view = memoryview(self._map)
         self._fresh = 0
         self._freed: list[int] = []
@@ -109,10 +112,11 @@ class Arena:
     def prefault(self) -> None:
         """Touch every page now, in small steps, until done or closed. Blocks; run it on a thread of its own.
 
-        The kernel call holds the interpreter lock, hence the steps: each takes about a millisecond.
+        Worth it without huge pages: direct reads into untouched 4 KiB pages ran at 0.4 GB/s, into touched
+        ones at 1.9. The kernel call holds the interpreter lock, hence short steps with pauses.
         """
         for start in range(0, self.total_bytes, _PREFAULT_STEP_BYTES):
-            if self._closing.is_set():
+            if self._closing.wait(_PREFAULT_PAUSE_S):
                 return
             length = min(_PREFAULT_STEP_BYTES, self.total_bytes - start)
             try:
@@ -141,9 +145,7 @@ def _map_slab(total_bytes: int, kind: ArenaKind, shared_dir: Path | None) -> tup
             f"({limit.source})"
         )
     if kind is ArenaKind.PRIVATE:
-        slab = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _advise_huge(slab)
-        return -1, slab
+        return -1, mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     fd = _shared_fd(total_bytes, shared_dir)
     try:
         return fd, mmap.mmap(fd, total_bytes, flags=mmap.MAP_SHARED)
@@ -183,9 +185,10 @@ def _cannot_share(total_bytes: int, shared_dir: Path, fault: OSError) -> MemoryL
     return MemoryLimitError(f"shared RAM tier of {total_bytes} bytes in {shared_dir}: {fault.strerror}")
 
 
-def _advise_huge(slab: mmap.mmap) -> None:
-    """Huge pages cut first-touch cost and TLB misses; a kernel without them says no, which is fine."""
+def _advise_huge(slab: mmap.mmap) -> bool:
+    """Ask for huge pages, which cut first-touch cost and TLB misses. Whether this kernel gives them."""
     try:
         slab.madvise(_MADV_HUGEPAGE)
+        return "[never]" not in _HUGE_PAGES.read_text()
     except (OSError, ValueError):
-        return
+        return False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 from tiercel.blocks import record_bytes
 from tiercel.config import Config, human_bytes
-from tiercel.config.schema import TierConfig
+from tiercel.config.schema import MIB, TierConfig
 from tiercel.errors import MemoryLimitError
 from tiercel.memory import Arena, ArenaKind
 from tiercel.store.options import LaneOptions, WriteMode
@@ -25,7 +27,7 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
         raise MemoryLimitError(
             f"ram.size = {human_bytes(config.ram.size_bytes)} holds {slots} blocks of "
             f"{human_bytes(slot_bytes)}; "
-            f"accepted is at least {human_bytes((reserved + 1) * slot_bytes)} "
+            f"accepted is {-(-(reserved + 1) * slot_bytes // MIB)}MiB or more "
             f"({reserved} reserved for loading and 1 to keep)"
         )
     names = _names(config.tiers)
@@ -34,6 +36,8 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
         for tier, name in zip(config.tiers, names, strict=True)
     ]
     arena = Arena(slot_bytes, slots, reserved=reserved, kind=ArenaKind(config.ram.kind))
+    if not arena.huge_pages:
+        threading.Thread(target=arena.prefault, name="tiercel-prefault", daemon=True).start()
     return TieredStore(arena, tiers)
 
 
