@@ -52,7 +52,7 @@ def test_a_configuration_on_standard_input(
     given(Path(LLAMA).read_text(encoding="utf-8"))
     assert as_json(capsys, "-") == as_json(capsys, LLAMA)
     given("{}")
-    assert "standard input: model_type: missing" in refused(capsys, "-")
+    assert "model_type: missing" in refused(capsys, "-")
     given("")
     assert "standard input: line 1: not JSON" in refused(capsys, "-")
 

@@ -154,9 +154,14 @@ def check(request: PlanRequest) -> None:
         value, top = getattr(traffic, name), traffic.context_tokens - (name == "shared_tokens")
         if value > top:
             raise ConfigError(f"{_flag(name)}: {value}; accepted: at most {top}, as the prompt has {top}")
-    for price in (request.prices.gpu_hour, request.prices.ram_gb_month, request.prices.disk_gb_month):
+    prices = request.prices
+    for name, price in (
+        ("gpu", prices.gpu_hour),
+        ("ram", prices.ram_gb_month),
+        ("disk", prices.disk_gb_month),
+    ):
         if price is not None and not (math.isfinite(price.amount) and price.amount >= 0):
-            raise ConfigError(f"price: {price.amount:g}; accepted: a number of at least 0")
+            raise ConfigError(f"{name}-price: {price.amount:g}; accepted: a number of at least 0")
 
 
 def _flag(name: str) -> str:

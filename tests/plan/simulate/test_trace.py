@@ -60,6 +60,23 @@ def test_gzip_is_recognised_by_content(tmp_path: Path) -> None:
     assert read_trace(path).request_count == 1
 
 
+def test_a_byte_order_mark_and_dos_line_ends_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{GOOD}\r\n{GOOD}\r\n".encode())
+    assert read_trace(path).request_count == 2
+    path.write_bytes(b"\xef\xbb\xbf")
+    assert read_trace(path).request_count == 0
+
+
+@pytest.mark.parametrize("first", ["", '{"format": "tiercel-trace", "x": '])
+def test_a_line_nested_too_deeply_is_one_line(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(first + "[" * 100_000 + "\n", encoding="utf-8")
+    with pytest.raises(TraceError, match="line 1: ") as caught:
+        read_trace(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_truncated_gzip_is_one_line(tmp_path: Path) -> None:
     whole = gzip.compress((GOOD + "\n").encode() * 500)
     path = tmp_path / "trace.jsonl.gz"

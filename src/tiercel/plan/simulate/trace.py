@@ -11,6 +11,7 @@ import gzip
 import sys
 import zlib
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -180,9 +181,11 @@ def _lines(source: str) -> Iterator[tuple[int, bytes]]:
         with _open(source) as stream:
             while line := stream.readline(LINE_BYTES_MAX + 1):
                 number += 1
+                if number == 1:
+                    line = line.removeprefix(BOM_UTF8)
                 if len(line) > LINE_BYTES_MAX:
                     raise TraceError(f"{source}, line {number}: longer than {LINE_BYTES_MAX} bytes")
-                if not line.isspace():
+                if line and not line.isspace():
                     yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{source}, after line {number}: damaged gzip data ({error})") from None
@@ -210,7 +213,7 @@ _line_decoder = msgspec.json.Decoder(_Line)
 def _append(columns: _Columns, line: bytes, block_tokens: int) -> None:
     try:
         request = _line_decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise _BadLineError(_diagnose(line)) from None
     ids = request.hash_ids
     tokens = request.input_length
@@ -235,6 +238,8 @@ def _diagnose(line: bytes) -> str:
     """Say what the strict decoder did not like, in words that name field, value and what is accepted."""
     try:
         row = msgspec.json.decode(line)
+    except RecursionError:
+        return f"nested too deeply: {line[:40]!r}; accepted: one JSON object per line"
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return f"not JSON ({error}): {line[:40]!r}; accepted: one JSON object per line"
     if not isinstance(row, dict):
@@ -268,7 +273,7 @@ def _read_header(source: str, line: bytes, block_tokens: int | None) -> int:
     where = f"{source}, line 1"
     try:
         header = msgspec.json.decode(line, type=_Header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
             f"{where}: bad header ({error}); accepted: {header_line(MOONCAKE_BLOCK_TOKENS).strip()}"
         ) from None
