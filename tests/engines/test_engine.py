@@ -236,6 +236,24 @@ def test_client_that_leaves_early_leaves_nothing_open(
     assert engine.prefill_logits(tokens).reused_tokens == 3 * BLOCK
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_prefill_nobody_waits_for_ends_between_blocks_and_is_kept(
+    engine: TransformersEngine, fake_store: Any, prompt: Prompt, steps: int
+) -> None:
+    tokens = prompt(3 * BLOCK + 1)
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(len(asked) >= steps)
+        return asked[-1]
+
+    assert list(engine.generate(Request(tokens, max_new_tokens=5), stop)) == []
+    assert asked == [False] * steps + [True]
+    assert len(fake_store.blocks) == steps
+    assert (fake_store.leases, fake_store.writes) == (0, 0)
+    assert engine.prefill_logits(tokens).reused_tokens == steps * BLOCK
+
+
 def test_without_use_of_the_cache_the_store_is_not_touched(
     engine: TransformersEngine, fake_store: Any, prompt: Prompt
 ) -> None:

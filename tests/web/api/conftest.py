@@ -51,7 +51,7 @@ class StubEngine:
             raise RequestError("the model's chat template refuses these messages")
         return [ord(one) % VOCAB for message in messages for one in message["role"] + message["content"]]
 
-    def generate(self, request: Request) -> Iterator[Event]:
+    def generate(self, request: Request, stop: Callable[[], bool]) -> Iterator[Event]:
         self.requests.append(request)
         return self._generate(request)
 

@@ -21,7 +21,7 @@ uses an engine at a time; its generators may be interleaved.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,14 @@ if TYPE_CHECKING:
 _ANSWER_TOKENS_RESERVED = 256
 # How long storing may wait for RAM that is still being written down, once the answer is out.
 _ROOM_DEADLINE_S = 2.0
+
+
+class _Stopped(Exception):
+    """A prefill was given up between two blocks, because nobody waits for it any more."""
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,9 @@ class TransformersEngine:
         finally:
             self._give_back(cache)
 
-    def _prefill(self, tokens: Sequence[int], chain: Chain | None, cache: KVCache) -> Prefill:
+    def _prefill(
+        self, tokens: Sequence[int], chain: Chain | None, cache: KVCache, stop: Callable[[], bool] = _never
+    ) -> Prefill:
         restored = Restored()
         if self.prefix is not None and chain is not None:
             reusable = (len(tokens) - 1) // self.block_tokens
@@ -161,14 +171,18 @@ class TransformersEngine:
                 restored = self.prefix.restore(chain[:reusable], cache)
         started = time.perf_counter()
         reused = cache.length
-        logits = self._run_blocks(tokens[reused:], cache)
+        logits = self._run_blocks(tokens[reused:], cache, stop)
         return Prefill(logits, restored, reused, time.perf_counter() - started)
 
-    def _run_blocks(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Append `tokens` to `cache`, which ends at a block boundary, one block at a time."""
+    def _run_blocks(
+        self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
+    ) -> torch.Tensor:
+        """Append `tokens` to `cache`, which ends at a block boundary, a block at a time. Raises _Stopped."""
         assert tokens
         assert cache.length % self.block_tokens == 0, cache.length
         for start in range(0, len(tokens), self.block_tokens):
+            if stop():
+                raise _Stopped
             logits = self._forward(tokens[start : start + self.block_tokens], cache)
         return logits
 
@@ -183,8 +197,11 @@ class TransformersEngine:
 
     # --- answers ---
 
-    def generate(self, request: Request) -> Iterator[Event]:
+    def generate(self, request: Request, stop: Callable[[], bool] = _never) -> Iterator[Event]:
         """Answer `request`: a `Delta` per token, then one `Result`.
+
+        `stop` is asked before every block of the prefill; once it says yes the iterator ends there, without a
+        Result, and what was prefilled is stored.
 
         Raises RequestError at once if the request cannot be served. Closing the iterator early stops the
         answer; what was prefilled is stored, nothing is leased. Take the iterator to its end for the
@@ -194,9 +211,9 @@ class TransformersEngine:
         if request.stop and self.model.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the model folder has none")
         chain = self._chain(request.tokens, request.salt) if request.use_cache else None
-        return self._answer(request, chain)
+        return self._answer(request, chain, stop)
 
-    def _answer(self, request: Request, chain: Chain | None) -> Iterator[Event]:
+    def _answer(self, request: Request, chain: Chain | None, stop: Callable[[], bool]) -> Iterator[Event]:
         limit = self._answer_tokens_max(request)
         cache = self._take_cache(len(request.tokens) + min(limit, _ANSWER_TOKENS_RESERVED))
         answer = _Answer(self.model.eos_ids, StreamDecoder(self.model.tokenizer, request.stop), limit)
@@ -204,7 +221,7 @@ class TransformersEngine:
         stored = 0
         try:
             started = time.perf_counter()
-            prefilled = self._prefill(request.tokens, chain, cache)
+            prefilled = self._prefill(request.tokens, chain, cache, stop)
             answer.reused_tokens = prefilled.reused_tokens
             delta = answer.add(sampler.pick(prefilled.logits))
             first_token = time.perf_counter()
@@ -245,6 +262,8 @@ class TransformersEngine:
                     settle_s=settle_s,
                 ),
             )
+        except _Stopped:
+            self._save(chain, cache, 0, cache.length // self.block_tokens, deadline_s=0.0)
         finally:
             self._give_back(cache)
 

@@ -5,7 +5,7 @@ It is the only module of the server that loads a model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ class Engine(Protocol):
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
 
-    def generate(self, request: Request) -> Iterator[Event]: ...
+    def generate(self, request: Request, stop: Callable[[], bool]) -> Iterator[Event]: ...
 
 
 class Store(Protocol):

@@ -200,7 +200,8 @@ class GenerationQueue:
         started_s = time.monotonic()
         self._metrics.queued.observe(started_s - job.arrived_s)
         # An engine's iterator is a generator: closing it gives back what it holds.
-        events = cast("Generator[Event, None, None]", self._engine.generate(job.request))
+        answer = self._engine.generate(job.request, stop=lambda: job.stopped is not None)
+        events = cast("Generator[Event, None, None]", answer)
         with contextlib.closing(events):
             for event in events:
                 if job.stopped is not None:
