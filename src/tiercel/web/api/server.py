@@ -29,7 +29,7 @@ from tiercel.web.api.engine import Loaded
 
 _log = logging.getLogger("tiercel.serve")
 GRACE_S = 10.0
-# After being cut, the engine needs until its next token; a prefill under way is not interrupted.
+# After being cut, the engine needs until its next token or the end of the block it prefills.
 _CUT_S = 60.0
 _BACKLOG = 256
 _KEEP_ALIVE_S = 60
