@@ -109,6 +109,24 @@ def test_weights_that_do_not_fit_say_so(capsys: pytest.CaptureFixture[str]) -> N
     assert "the weights do not fit" in told(capsys, "llama-3.1-405b", "--gpu", "h100")
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("deepseek-v3.2", "--tp", "8"),
+        ("gemma-4-26B-A4B",),
+        ("whisper-large-v3",),
+        ("gpt-oss-120b", "--gpu", "h100", "--tp", "4", "--weights-dtype", "mxfp4"),
+        ("llama-3.1-405b", "--gpu", "h100", "--tp", "8", "--pp", "2", "--batch", "64"),
+    ],
+)
+def test_the_page_fits_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], args: tuple[str, ...]
+) -> None:
+    lines = told(capsys, *args).splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if len(line) > 80 and "https://" not in line] == []
+
+
 def test_ranks_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "8.00 copies of the cache on the GPUs; distinct shards: 1" in told(
         capsys, "deepseek-v3", "--tp", "8"

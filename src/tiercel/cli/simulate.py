@@ -173,7 +173,6 @@ def command(
 
 
 def _request(trace: Trace, rate: float, flags: dict[str, Any]) -> Request:
-    from tiercel.config import parse_bytes
     from tiercel.plan.simulate import POLICIES, Request
     from tiercel.plan.simulate.machine import machine_of
     from tiercel.plan.simulate.parse import parse_endurance, parse_prices, parse_sizes
@@ -182,10 +181,7 @@ def _request(trace: Trace, rate: float, flags: dict[str, Any]) -> Request:
     for name in policies:
         if name not in POLICIES:
             raise ConfigError(f"--policies: '{name}' is unknown; accepted: {', '.join(POLICIES)}")
-    sizes = {
-        name: None if flags[name] is None else parse_bytes(flags[name])
-        for name in ("bytes_per_token", "block_bytes")
-    }
+    sizes = {name: _stated_bytes(name, flags[name]) for name in ("bytes_per_token", "block_bytes")}
     machine = machine_of(
         trace.block_tokens,
         model=flags["model"],
@@ -212,6 +208,15 @@ def _request(trace: Trace, rate: float, flags: dict[str, Any]) -> Request:
     )
 
 
+def _stated_bytes(name: str, text: str | None) -> int | None:
+    from tiercel.config import parse_bytes
+
+    try:
+        return None if text is None else parse_bytes(text)
+    except ConfigError as error:
+        raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+
+
 def _fleet(machine: Machine, flags: dict[str, Any]) -> Fleet | None:
     """The hosts that were described, None if no tier was."""
     from tiercel.plan.simulate import Fleet
@@ -228,8 +233,11 @@ def _fleet(machine: Machine, flags: dict[str, Any]) -> Fleet | None:
     if machine.prefill is None:
         raise ConfigError("--tier needs the time of prefill: --gpu with --model, or --prefill 8192=0.9s")
     tiers = tuple(parse_tier(text) for text in flags["tiers"])
-    names = {tier.name for tier in tiers} | {"gpu-hour"}
-    for flag, texts in (("--price", flags["prices"]), ("--endurance", flags["endurance"])):
+    named = {tier.name for tier in tiers}
+    for flag, texts, names in (
+        ("--price", flags["prices"], named | {"gpu-hour"}),
+        ("--endurance", flags["endurance"], named),
+    ):
         for text in texts:
             if text.partition("=")[0] not in names:
                 raise ConfigError(f"{flag}: '{text}' names no tier; accepted: {', '.join(sorted(names))}")

@@ -167,8 +167,8 @@ def _fit(
     usable = int(gpu.hbm_bytes * asked["memory_share"])
     fit = size.fit_into(report, usable - held)
     told = (
-        f"{gpu.title}: {size_text.both(gpu.hbm_bytes)} × {asked['memory_share']:g} "
-        f"- {size_text.both(held)} of {fmt.name} weights (activations are not subtracted)"
+        f"{gpu.title}: {size_text.both(gpu.hbm_bytes)} × {asked['memory_share']:g}\n"
+        f"    - {size_text.both(held)} of {fmt.name} weights (activations are not subtracted)"
     )
     return replace(fit, memory_bytes=usable, weights_bytes=held, told=told)
 

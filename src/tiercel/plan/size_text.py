@@ -42,12 +42,19 @@ def exact(value: Fraction) -> str:
     return f"{float(value):,.4f}".rstrip("0")
 
 
+def _folded(text: str, result: str) -> list[str]:
+    """A formula and what it comes to, on a second line where both are too wide for a terminal."""
+    line = f"{text} {result}"
+    return [line] if len(line) <= _WIDE + 2 else [text, f"           {result}"]
+
+
 def headline(title: str, source: str, report: SizeReport) -> list[str]:
     """Which model, from where, and what is asked."""
     geometry = report.geometry
     limit = f"{geometry.max_tokens:,} tokens" if geometry.max_tokens else "not stated"
+    shape = f"{geometry.model_type}, {geometry.num_layers} layers, context limit {limit}"
     lines = [
-        f"{title}   {geometry.model_type}, {geometry.num_layers} layers, context limit {limit}",
+        *([f"{title}   {shape}"] if len(title) + len(shape) < _WIDE else [title, f"  {shape}"]),
         f"  from {source}",
         f"  KV in {report.dtype.name} ({report.dtype.note}), storage: {report.stored.engine.value}",
     ]
@@ -69,11 +76,11 @@ def _group_line(size: GroupSize) -> list[str]:
             if group.source_tokens
             else "(not counted: --source-tokens)"
         )
-        return [f"  {'cross':<8} {size.formula} {known}"]
+        return _folded(f"  {'cross':<8} {size.formula}", known)
     result = f"= {exact(size.bytes_per_token)} B/token"
     cap = f", for {group.window_tokens:,} tokens at most" if group.window_tokens else ""
     note = f"   [{group.note}]" if group.note else ""
-    return [f"  {group.kind.value:<8} {size.formula} {result}{cap}{note}"]
+    return _folded(f"  {group.kind.value:<8} {size.formula}", f"{result}{cap}{note}")
 
 
 def cache_lines(report: SizeReport) -> list[str]:
@@ -122,10 +129,8 @@ def rank_lines(report: SizeReport) -> list[str]:
     if share.fixed_state_bytes:
         lines.append(f"  fixed    {share.fixed_state_bytes:,} B per sequence")
     lines.append(f"  holds    {both(share.total_bytes)}; all ranks together {both(share.all_ranks_bytes)}")
-    lines.append(
-        f"  {copies:.2f} copies of the cache on the GPUs; distinct shards: {share.distinct_shards} "
-        "(a store keeps one of each)"
-    )
+    lines.append(f"  {copies:.2f} copies of the cache on the GPUs; distinct shards: {share.distinct_shards}")
+    lines.append("  (a store keeps one of each)")
     return lines
 
 
@@ -136,13 +141,13 @@ def _short(stages: tuple[int, ...]) -> Iterable[object]:
 def weight_lines(report: SizeReport, parameters: Parameters, rows: Sequence[WeightRow]) -> list[str]:
     """Weights by format, and where the KV cache overtakes them."""
     lines = ["", f"Weights ({parameters.total / 1e9:,.2f} B parameters: {parameters.how})"]
-    lines.append(f"  {'format':<10} {'bytes':<27} KV weighs as much at")
+    lines.append(f"  {'format':<10} {'bytes':<21} KV weighs as much at")
     for row in rows:
         one = (
             f"one of {row.tokens:,} tokens" if row.tokens is not None else "never one alone (windows fill up)"
         )
-        where = f"{row.sequences:,} sequences of {report.tokens:,}, or {one}"
-        lines.append(f"  {row.format.name:<10} {both(row.nbytes):<27} {where}")
+        where = f"{row.sequences:,} of {report.tokens:,}, or {one}"
+        lines.append(f"  {row.format.name:<10} {both(row.nbytes):<21} {where}")
     notes = sorted({f"{row.format.name}: {row.format.note}" for row in rows if row.format.note})
     return lines + [f"    {note}" for note in notes]
 

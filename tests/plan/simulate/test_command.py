@@ -90,7 +90,7 @@ def test_bad_lines_skipped_are_reported(trace_file: str, capsys: pytest.CaptureF
         (["--tier", "ram=1GB,1GB/s", "--block-bytes", "1MB"], "--tier needs the time of prefill"),
         (["--block-bytes", "1000000"], "has no unit"),
         (["--price", "gpu-hour=3", "--prices-as-of", "2026-11-30"], "--price needs at least one --tier"),
-        ([*FLEET, "--endurance", "sdd=1TB"], "'sdd=1TB' names no tier; accepted: gpu-hour, ram, ssd"),
+        ([*FLEET, "--endurance", "sdd=1TB"], "'sdd=1TB' names no tier; accepted: ram, ssd"),
         (["--hosts", "2000"], "2000"),
         (["--model", "no-such-model"], "no-such-model"),
     ],
