@@ -127,6 +127,13 @@ def test_the_page_fits_a_terminal_of_80_columns(
     assert [line for line in lines if len(line) > 80 and "https://" not in line] == []
 
 
+def test_sequences_that_weigh_nothing_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "llama-3.1-8b", "--tokens", "0", "--memory", "1GiB")
+    assert "any number of sequences of 0 tokens" in text
+    assert "GiB  one of 122,533 tokens" in text
+    assert "1,000,000,000" not in text
+
+
 def test_ranks_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "8.00 copies of the cache on the GPUs; distinct shards: 1" in told(
         capsys, "deepseek-v3", "--tp", "8"

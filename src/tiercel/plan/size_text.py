@@ -146,7 +146,7 @@ def weight_lines(report: SizeReport, parameters: Parameters, rows: Sequence[Weig
         one = (
             f"one of {row.tokens:,} tokens" if row.tokens is not None else "never one alone (windows fill up)"
         )
-        where = f"{row.sequences:,} of {report.tokens:,}, or {one}"
+        where = f"{row.sequences:,} of {report.tokens:,}, or {one}" if report.sequence_bytes else one
         lines.append(f"  {row.format.name:<10} {both(row.nbytes):<21} {where}")
     notes = sorted({f"{row.format.name}: {row.format.note}" for row in rows if row.format.note})
     return lines + [f"    {note}" for note in notes]
@@ -163,7 +163,8 @@ def fit_lines(report: SizeReport, fit: Fit) -> list[str]:
         )
         return lines
     lines.append(f"  {both(fit.kv_bytes)} for KV on each rank")
-    lines.append(f"  {fit.sequences:,} sequences of {report.tokens:,} tokens at once")
+    count = f"{fit.sequences:,}" if report.sequence_bytes else "any number of"
+    lines.append(f"  {count} sequences of {report.tokens:,} tokens at once")
     longest = "of any length" if fit.tokens is None else f"of {fit.tokens:,} tokens"
     lines.append(f"  or one sequence {longest}")
     return lines
