@@ -295,6 +295,15 @@ def test_top_p_close_to_zero_is_greedy(engine: TransformersEngine, prompt: Promp
     assert narrow.tokens == answer(engine, tokens, max_new_tokens=6).tokens
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-38, 1e-30, 1e-7, 1e-6])
+def test_a_temperature_close_to_zero_is_greedy(
+    engine: TransformersEngine, prompt: Prompt, temperature: float
+) -> None:
+    tokens = prompt(20)
+    cold = answer(engine, tokens, max_new_tokens=6, temperature=temperature, seed=1)
+    assert cold.tokens == answer(engine, tokens, max_new_tokens=6).tokens
+
+
 def test_answer_stops_where_the_context_ends(engine: TransformersEngine, prompt: Prompt) -> None:
     got = answer(engine, prompt(505), max_new_tokens=100)
     assert len(got.tokens) == 512 - 505

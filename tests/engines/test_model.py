@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from tiercel.engines.transformers import model
 from tiercel.engines.transformers.model import load_model
 from tiercel.errors import ModelError
 
@@ -39,10 +40,10 @@ def refused(folder: Path, **how: Any) -> str:
 
 
 def test_a_good_folder_loads(folder: Path) -> None:
-    model = load_model(folder, device="cpu")
-    assert len(model.shapes) == 3
-    assert (model.context_tokens, model.vocab_tokens, model.eos_ids) == (512, 128, {1})
-    assert model.dtype == model.kv_dtype == torch.float32
+    loaded = load_model(folder, device="cpu")
+    assert len(loaded.shapes) == 3
+    assert (loaded.context_tokens, loaded.vocab_tokens, loaded.eos_ids) == (512, 128, {1})
+    assert loaded.dtype == loaded.kv_dtype == torch.float32
 
 
 def test_missing_folder(tmp_path: Path) -> None:
@@ -87,7 +88,26 @@ def test_config_with_nonsense_in_it(folder: Path, changes: dict[str, Any]) -> No
 
 def test_config_that_does_not_fit_the_weights(folder: Path) -> None:
     change_config(folder, intermediate_size=80)
-    refused(folder)
+    assert "other shapes than its config.json says" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": ...},
+        {"num_hidden_layers": ...},
+        {"num_hidden_layers": 10**9},
+        {"num_key_value_heads": 10**9},
+    ],
+)
+def test_sizes_missing_or_absurd_are_refused_before_anything_is_loaded(
+    folder: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+    monkeypatch.setattr(model, "_load_module", lambda folder, *how: loaded.append(folder))
+    change_config(folder, **changes)
+    assert next(iter(changes)) in refused(folder)
+    assert not loaded
 
 
 def test_weights_that_lack_a_layer(folder: Path) -> None:

@@ -26,7 +26,9 @@ from tiercel.engines.device import resolve_device
 from tiercel.engines.transformers.attention import use_grouped_attention
 from tiercel.engines.transformers.layout import LayerShape
 from tiercel.engines.transformers.weights import weights_revision
-from tiercel.errors import ConfigError, ModelError
+from tiercel.errors import ConfigError, GeometryError, ModelError
+from tiercel.geometry import KVGeometry
+from tiercel.geometry.registry import TEXT_FAMILIES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Their rotary frequencies change with the length reached, so KV is a function of its prefix only below this.
@@ -124,9 +126,23 @@ def _check_kind(folder: Path, config: Any) -> None:
     if config.model_type not in causal or not set(architectures) & set(causal.values()):
         named = ", ".join(name for name in architectures if name) or config.model_type
         raise ModelError(f"{folder} holds {named}, which is not a causal language model")
+    _check_sizes(folder / "config.json", config.model_type)
     with _translated(f"{folder / 'config.json'} describes no cache that can be reused"):
         layers = DynamicCache(config=config).layers
     _check_layers(folder, layers)
+
+
+def _check_sizes(path: Path, model_type: str) -> None:
+    """Refuse a config of a known family that lacks a size or has an absurd one.
+
+    transformers would fill in the sizes of some large model, and take minutes and gigabytes to notice.
+    """
+    if model_type not in TEXT_FAMILIES:
+        return
+    try:
+        KVGeometry.from_config(path)
+    except GeometryError as error:
+        raise ModelError(str(error)) from None
 
 
 def _check_layers(folder: Path, layers: list[Any]) -> None:
@@ -238,7 +254,11 @@ def _translated(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # damaged folders make transformers raise anything
         reason = " ".join(str(error).split())[:_REASON_CHARS_MAX]
-        raise ModelError(f"{what}: {reason or type(error).__name__}") from error
+        if "ignore_mismatched_sizes" in reason:  # it refers to a report that nobody saw
+            reason = "its weights have other shapes than its config.json says"
+        elif isinstance(error, LookupError) or not reason:  # a bare key says nothing without its kind
+            reason = f"{type(error).__name__} {reason}".strip()
+        raise ModelError(f"{what}: {reason}") from error
 
 
 @contextmanager

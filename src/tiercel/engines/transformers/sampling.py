@@ -16,12 +16,15 @@ from transformers.generation.logits_process import (
 
 from tiercel.engines.transformers.request import Request
 
+# Dividing by less would leave the range of float32; the likeliest token is all that is left there anyway.
+_GREEDY_BELOW = 1e-6
+
 
 class Sampler:
     """Picks the tokens of one answer."""
 
     def __init__(self, request: Request, device: torch.device) -> None:
-        self._greedy = request.temperature == 0.0
+        self._greedy = request.temperature < _GREEDY_BELOW
         self._processors: Any = LogitsProcessorList()
         if self._greedy:
             return
