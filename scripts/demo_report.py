@@ -1,4 +1,4 @@
-"""Picture of the demo's report for the docs: `python scripts/demo_report.py tiercel-demo.html`.
+"""Picture of the demo's report for the docs: `python -m scripts.demo_report tiercel-demo.html`.
 
 Takes a report that `tiercel demo` wrote and renders it with a headless Chromium. It never runs the demo
 itself: the picture shows a run that somebody looked at.
@@ -7,30 +7,28 @@ itself: the picture shows a run that somebody looked at.
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from scripts.browser import FLAGS, NAMES, chromium
+
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "demo-report.png"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 DEADLINE_S = 120.0
 
 
 def picture(report: Path, target: Path, width: int, height: int) -> None:
     """Write a PNG of the top `height` CSS pixels of `report`. Exits with one line when that fails."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    browser = chromium()
     if browser is None:
-        sys.exit(f"no browser found; accepted: one of {', '.join(BROWSERS)} on the PATH")
+        sys.exit(f"no browser found; accepted: one of {', '.join(NAMES)} on the PATH, or $CHROMIUM")
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
             [
                 browser,
+                "--headless",
+                "--hide-scrollbars",
                 *FLAGS,
                 f"--user-data-dir={profile}",
                 f"--window-size={width},{height}",

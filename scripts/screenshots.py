@@ -1,30 +1,20 @@
-"""Take the documentation's pictures of the planner page in a real Chromium: `python scripts/screenshots.py`.
+"""Take the documentation's pictures of the planner page in a real Chromium: `python -m scripts.screenshots`.
 
-Needs the `playwright` package and a Chromium (`$CHROMIUM`, or /usr/bin/chromium); downloads nothing.
+Needs the `playwright` package and a Chromium (`$CHROMIUM`, or one on the PATH); downloads nothing.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+from scripts.browser import FLAGS, chromium
 from tiercel.web.export import export
 from tiercel.web.serving import served
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 QUERY = "gpu-price=3.50@2026-05&ram-price=2.00@2026-05&disk-price=0.20@2026-05&host-ram=256GiB"
 Shot = tuple[str, int, int, str, str]
@@ -59,7 +49,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
         with served() as address:
             shoot(browser, f"{address}/?{QUERY}", folder, SHOTS)
         export(Path(scratch) / "page")

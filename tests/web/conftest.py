@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-def chromium() -> str | None:
-    """A Chromium of this machine: `$CHROMIUM`, or one on the path."""
-    named = os.environ.get("CHROMIUM")
-    return named or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+from scripts.browser import FLAGS, chromium
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +16,7 @@ def browser() -> Iterator[object]:
     if executable is None:
         pytest.skip("no Chromium here: apt-get install chromium, or set CHROMIUM to one")
     with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        found = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
         yield found
         found.close()
 

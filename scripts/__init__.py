@@ -1,0 +1,1 @@
+"""Makes pictures for the docs."""
