@@ -91,6 +91,24 @@ def test_a_very_short_span_can_still_be_seen(outcome: Outcome) -> None:
     assert min(widths) >= 3.0
 
 
+def test_words_of_turns_close_together_do_not_lie_on_each_other(outcome: Outcome) -> None:
+    # A long wait before everything pushes the turns of a lane together at the right edge.
+    late = tuple(
+        msgspec.structs.replace(span, start_s=span.start_s + 5000, end_s=span.end_s + 5000)
+        for span in outcome.spans
+    )
+    svg = timeline_svg(msgspec.structs.replace(outcome, spans=late))
+    flags = re.findall(r'class="flag" x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">([^<]+)<', svg)
+    boxes = [
+        (float(x) - (6.8 * len(text) if anchor == "end" else 0), float(y), 6.8 * len(text))
+        for x, y, anchor, text in flags
+    ]
+    pairs = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i]]
+    assert any(abs(a[1] - b[1]) < 30 and abs(a[0] - b[0]) < 60 for a, b in pairs), "none came close"
+    for a, b in pairs:
+        assert abs(a[1] - b[1]) >= 12 or a[0] >= b[0] + b[2] or b[0] >= a[0] + a[2]
+
+
 def test_nothing_ran_gives_a_page_without_figures(outcome: Outcome) -> None:
     empty = msgspec.structs.replace(outcome, turns=(), spans=(), gaps=(), problems=("It failed.",))
     page = report_html(empty)

@@ -12,7 +12,8 @@ from tiercel.demo.outcome import Gap, Outcome, Span, Turn
 WIDTH, LEFT, RIGHT = 1000, 12, 20
 TOP, LANE, BAR = 30, 62, 18
 SPAN_WIDTH_MIN = 3.0
-_FLAG_GAP = 8
+_FLAG_GAP, _FLAG_RISE = 8, 14
+_FLAG_CHARACTER = 7.0  # a generous width of one, in the units of the drawing
 
 # Kind, its words in the legend. The colours are in the page's style, so that both themes have their own.
 LEGEND = (
@@ -39,9 +40,8 @@ def timeline_svg(outcome: Outcome) -> str:
     for lane, name in enumerate(outcome.conversations):
         spans = [span for span in outcome.spans if span.lane == lane]
         parts.append(_lane(lane, name, spans, scale))
-        parts += [
-            _flag(turn, spans, scale) for turn in outcome.turns if turn.lane == lane and turn.number > 1
-        ]
+        resumed = [turn for turn in outcome.turns if turn.lane == lane and turn.number > 1]
+        parts.append(_flags(resumed, spans, scale))
     return (
         f'<svg class="timeline" viewBox="0 0 {WIDTH} {bottom + 44}" role="img" '
         f'aria-label="Timeline of {lanes} conversations over {max(ends):.0f} seconds">'
@@ -115,16 +115,27 @@ def _lane(lane: int, name: str, spans: list[Span], scale: _Scale) -> str:
     return "".join(parts)
 
 
-def _flag(turn: Turn, spans: list[Span], scale: _Scale) -> str:
-    """A word above the beginning of a resumed turn: where it came from and its time to first token."""
-    begun = [s for s in spans if s.kind in ("ram", "disk", "prefill") and s.turn == turn.number]
-    if not begun:
-        return ""
-    x = scale.x(begun[0].start_s)
-    y = TOP + turn.lane * LANE + LANE - BAR - 12
-    anchor, shift = ("end", -_FLAG_GAP / 2) if x > WIDTH * 0.9 else ("start", _FLAG_GAP / 2)
-    return (
-        f'<line class="{turn.source} pole" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 14:g}" y2="{y + BAR:g}"/>'
-        f'<text class="flag" x="{x + shift:.1f}" y="{y - 5:g}" text-anchor="{anchor}">'
-        f"{escape(turn.source_text())} {turn.ttft_s:.2f} s</text>"
-    )
+def _flags(turns: list[Turn], spans: list[Span], scale: _Scale) -> str:
+    """A word above the beginning of each resumed turn: where it came from and its time to first token."""
+    parts, taken_x = [], 0.0
+    for turn in turns:
+        begun = [s for s in spans if s.kind in ("ram", "disk", "prefill") and s.turn == turn.number]
+        if not begun:
+            continue
+        x = scale.x(begun[0].start_s)
+        y = TOP + turn.lane * LANE + LANE - BAR - 12
+        text = f"{turn.source_text()} {turn.ttft_s:.2f} s"
+        width = len(text) * _FLAG_CHARACTER + _FLAG_GAP
+        anchor, shift, left = ("start", _FLAG_GAP / 2, x)
+        if x + width > WIDTH:
+            anchor, shift, left = ("end", -_FLAG_GAP / 2, x - width)
+        # A word that would lie on the one before it moves up a line.
+        rise = _FLAG_RISE if left < taken_x else 0
+        taken_x = max(taken_x, left + width)
+        parts.append(
+            f'<line class="{turn.source} pole" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 14 - rise:g}" '
+            f'y2="{y + BAR:g}"/>'
+            f'<text class="flag" x="{x + shift:.1f}" y="{y - 5 - rise:g}" text-anchor="{anchor}">'
+            f"{escape(text)}</text>"
+        )
+    return "".join(parts)
