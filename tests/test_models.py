@@ -129,6 +129,14 @@ def test_two_at_once_prepare_it_once(environ: dict[str, str], monkeypatch: pytes
     assert models.is_whole(found[0])
 
 
+def test_a_cache_directory_that_takes_no_folder(environ: dict[str, str]) -> None:
+    cache = Path(environ["TIERCEL_CACHE_DIR"])
+    cache.mkdir()
+    (cache / "models").write_text("a file stands here")
+    with pytest.raises(ModelError, match=r"cannot prepare the demo model .*models: File exists"):
+        models.demo_model_dir(environ)
+
+
 def test_waiting_for_another_process_ends(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_LOCK_DEADLINE_S", 0.0)
     root = Path(environ["TIERCEL_CACHE_DIR"]) / "models"

@@ -56,7 +56,10 @@ def demo_model_dir(
     if is_whole(target):
         return target
     _require_converter()
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"cannot prepare the demo model in {root}: {error.strerror}") from error
     with _one_at_a_time(root / ".lock", notice):
         if is_whole(target):
             return target

@@ -165,6 +165,38 @@ def test_a_reader_that_went_away_is_not_an_error() -> None:
     assert done.returncode == cli.EXIT_BROKEN_PIPE
 
 
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["size", "--help"], ["config"]])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_an_output_that_is_full_is_one_line(args: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tiercel", *args],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.stderr == "tiercel: error: No space left on device\n"
+    assert done.returncode == cli.EXIT_FAULT
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_standard_streams_may_be_closed(closed: list[int]) -> None:
+    redirections = " ".join(f"{stream}>&-" for stream in closed)
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m tiercel config {redirections}', sys.executable],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("ram.size" in done.stdout) == (1 not in closed)
+
+
+def test_a_system_error_nobody_expected_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stands_in(monkeypatch, "broken", OSError(5, "Input/output error", "/some/file"))
+    monkeypatch.setattr(cli, "_drop_output", lambda: None)
+    assert cli.run(["broken"]) == cli.EXIT_FAULT
+    assert capsys.readouterr().err == "tiercel: error: /some/file: Input/output error\n"
+
+
 def test_the_module_runs_like_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tiercel", "nope"], capture_output=True, text=True, timeout=60, check=False

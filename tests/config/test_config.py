@@ -290,6 +290,14 @@ def test_an_empty_list_of_tiers_means_none(tmp_path: Path) -> None:
     assert load(tmp_path, "tiers = []\n").tiers == ()
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+def test_a_file_from_any_editor(tmp_path: Path, start: bytes, line_end: str) -> None:
+    path = tmp_path / "tiercel.toml"
+    path.write_bytes(start + line_end.join(["[ram]", 'size = "3GiB"', ""]).encode())
+    assert Config.load(path, {}).ram.size_bytes == 3 << 30
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.load(tmp_path / "absent.toml", {})

@@ -30,6 +30,17 @@ def test_a_copy_elsewhere_has_the_same_version(folder: Path, tmp_path: Path) -> 
     assert weights_revision(copy) == weights_revision(folder)
 
 
+def test_names_that_are_not_text_in_any_encoding(folder: Path, tmp_path: Path) -> None:
+    same = weights_revision(folder)
+    odd = folder.rename(tmp_path / os.fsdecode(b"model \xff"))
+    assert weights_revision(odd, memo_dir=tmp_path / "memo") == same
+    assert weights_revision(odd, memo_dir=tmp_path / "memo") == same
+    assert len(list((tmp_path / "memo").iterdir())) == 3
+    (odd / "one.safetensors").rename(odd / os.fsdecode(b"\xff.safetensors"))
+    assert weights_revision(odd) != same
+    assert weights.readable(odd).encode().endswith(b"model \\xff")
+
+
 @pytest.mark.parametrize("at", [0, 999, 1000, 2499])
 def test_one_changed_bit_anywhere_changes_it(folder: Path, at: int) -> None:
     before = weights_revision(folder)

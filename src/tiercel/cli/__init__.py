@@ -18,6 +18,7 @@ from tiercel import __version__
 from tiercel.errors import TiercelError
 
 EXIT_INTERRUPTED = 130
+EXIT_FAULT = 1
 EXIT_BROKEN_PIPE = 1  # as click itself has it for a write inside a command
 
 
@@ -35,9 +36,7 @@ RUN = "Run and look after it"
 
 # One row per command; the module is imported when the command is called, never before.
 COMMANDS: dict[str, Row] = {
-    "demo": Row(
-        "tiercel.cli.demo:command", "Conversations resumed from RAM, disk and after a restart.", TRY
-    ),
+    "demo": Row("tiercel.cli.demo:command", "Conversations resumed from RAM, disk and after a restart.", TRY),
     "model-dir": Row(
         "tiercel.cli.model_dir:command", "Print the folder of the demo model, ready to use.", TRY
     ),
@@ -113,7 +112,8 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; prints at most one line for an error of the user's."""
     try:
         result = cli.main(args=args, prog_name="tiercel", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
     except TiercelError as error:
         return _complain(str(error), error.exit_code)
     except click.Abort:  # what click makes of Ctrl-C
@@ -129,10 +129,20 @@ def run(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has gone; the interpreter would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (head, less) has gone
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        # What commands expect they name themselves; this is the rest, such as an output that is full.
+        _drop_output()
+        named = f"{error.filename}: " if error.filename is not None else ""
+        return _complain(f"{named}{error.strerror or error}", EXIT_FAULT)
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere: the interpreter would complain again when it flushes at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, exit_code: int) -> int:

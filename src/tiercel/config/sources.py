@@ -48,7 +48,8 @@ class Assignment:
 def from_file(path: Path) -> Iterator[Assignment]:
     """Yield the assignments of a TOML file. Raises ConfigError for an unreadable or malformed one."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        # Some editors begin a file with a byte order mark, which TOML does not know.
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"file {path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

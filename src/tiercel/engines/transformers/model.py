@@ -25,7 +25,7 @@ from tiercel.config.paths import cache_dir
 from tiercel.engines.device import resolve_device
 from tiercel.engines.transformers.attention import use_grouped_attention
 from tiercel.engines.transformers.layout import LayerShape
-from tiercel.engines.transformers.weights import weights_revision
+from tiercel.engines.transformers.weights import readable, weights_revision
 from tiercel.errors import ConfigError, GeometryError, ModelError
 from tiercel.geometry import KVGeometry
 from tiercel.geometry.registry import TEXT_FAMILIES
@@ -78,7 +78,7 @@ def load_model(
     tokenizer = _load_tokenizer(folder)
     return LoadedModel(
         folder=folder,
-        name=folder.resolve().name,
+        name=readable(Path(folder.resolve().name)),
         revision=revision,
         module=module,
         tokenizer=tokenizer,

@@ -56,9 +56,14 @@ def weights_revision(folder: Path, memo_dir: Path | None = None) -> str:
             size_bytes, digest = _file_digest(path, memo_dir)
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-        named = path.name.encode()
+        named = os.fsencode(path.name)
         combined.update(len(named).to_bytes(4, "little") + named + size_bytes.to_bytes(8, "little") + digest)
     return combined.hexdigest()
+
+
+def readable(path: Path) -> str:
+    """`path` as text that any encoder takes: bytes that are not UTF-8 are spelt out."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _files(folder: Path) -> Iterable[Path]:
@@ -73,7 +78,7 @@ def _file_digest(path: Path, memo_dir: Path | None) -> tuple[int, bytes]:
     real = path.resolve()
     status = real.stat()
     known = _Remembered(
-        path=str(real),
+        path=readable(real),
         device=status.st_dev,
         inode=status.st_ino,
         size_bytes=status.st_size,
@@ -83,7 +88,7 @@ def _file_digest(path: Path, memo_dir: Path | None) -> tuple[int, bytes]:
     )
     memo = None
     if memo_dir is not None:
-        memo = memo_dir / f"{blake2b(str(real).encode(), digest_size=16).hexdigest()}.json"
+        memo = memo_dir / f"{blake2b(os.fsencode(real), digest_size=16).hexdigest()}.json"
         if (digest := _recall(memo, known)) is not None:
             return status.st_size, digest
     digest = _tree_digest(real, status.st_size)
