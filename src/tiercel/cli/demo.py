@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ _QUICK = {"conversations": 2, "tokens": 800, "answer_tokens": 8}
 _QUICK_BLOCK_TOKENS = 64
 _CONVERSATIONS = 4
 REPORT = "tiercel-demo.html"
+_NEEDED = ("torch", "transformers")
 
 
 @click.command("demo")
@@ -65,6 +67,10 @@ def command(**given: Any) -> int:
 
     Exit code 0 when every turn was resumed with the same answer as a full recompute, else 1.
     """
+    if missing := [package for package in _NEEDED if find_spec(package) is None]:
+        raise ConfigError(
+            f"demo: {', '.join(missing)} not installed; accepted: pip install 'tiercel[transformers]'"
+        )
     from tiercel.demo import DemoSettings, run_demo
     from tiercel.demo.console import ConsoleScreen, make_console, show
     from tiercel.demo.report import write_report
