@@ -143,7 +143,7 @@ class FaultyTier:
         return self.inner.usage()
 
     def close(self) -> None:
-        self.inner.close()
+        self._through("close", self.inner.close)
 
 
 class Denied(RuntimeError):

@@ -271,6 +271,20 @@ def test_a_stuck_tier_holds_nobody_up_and_close_comes_back(tier: FaultyTier, wha
     assert_nothing_leaked(store)
 
 
+@pytest.mark.parametrize("deadline_s", [0.0, 0.5])
+def test_a_tier_that_does_not_close_is_left_behind(tier: FaultyTier, deadline_s: float) -> None:
+    gate = threading.Event()
+    store = make_store((tier, LaneOptions()))
+    put(store, chain(3))
+    assert store.flush(30)
+    tier.faults["close"] = lambda: gate.wait(60)
+    started_s = time.monotonic()
+    assert store.close(deadline_s)
+    assert tier.fired == 1
+    assert time.monotonic() - started_s < 30, "sixty seconds would be a wait for the tier"
+    gate.set()
+
+
 def test_clear_holds_at_once_also_when_the_tier_is_stuck(tier: FaultyTier) -> None:
     gate = threading.Event()
     with stored_below(tier) as store:

@@ -239,10 +239,15 @@ class Lane:
         if evicted:
             self.delete(evicted)
 
-    def close(self) -> None:
+    def close(self, deadline_s: float) -> None:
+        """Call the tier no more and let it end; one that does not within the deadline is left behind."""
         with self._lock:
             self._closed = True
-        _answer(self._close_tier, bool, 1)
+        closer = threading.Thread(
+            target=lambda: _answer(self._close_tier, bool, 1), name=f"tiercel-{self.name}-close", daemon=True
+        )
+        closer.start()
+        closer.join(deadline_s)
 
     def _close_tier(self) -> list[bool]:
         self.tier.close()
@@ -257,7 +262,7 @@ class Lane:
     def _read_went_well(self, key: BlockKey, header: Header) -> None:
         self._breaker.succeeded()
         self.counters.read_blocks += 1
-        self.counters.read_bytes += header.payload_bytes
+        self.counters.read_bytes += record_bytes(header.payload_bytes)
         if self.has(key):
             # A probe could only guess the size. No move: recency is the chain's, see `touch`.
             self.index.enter(key, record_bytes(header.payload_bytes))

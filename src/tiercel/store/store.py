@@ -29,6 +29,8 @@ _PREFETCH_QUEUE = 64
 _PINNED_SHARE = 0.5
 # On-evict tiers are written ahead of need once fewer than this share of the slots is free.
 _SPILL_AHEAD_SHARE = 1 / 8
+# A tier that has work of its own to end gets this long for it, also when writing took the whole deadline.
+_TIER_CLOSE_S = 0.5
 
 
 class TieredStore:
@@ -238,7 +240,7 @@ class TieredStore:
             answer.cancel()
         for traffic in self._traffic:
             traffic.close(max(0.0, until_s - time.monotonic()))
-            traffic.lane.close()
+            traffic.lane.close(max(_TIER_CLOSE_S, until_s - time.monotonic()))
         with self.lock:
             self.arena.close()
         return flushed

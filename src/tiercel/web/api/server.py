@@ -93,7 +93,11 @@ def _close(service: Service, config: Config) -> None:
     idle = service.queue.join(_CUT_S)
     flushed = service.loaded.store.close(deadline_s) if idle else service.loaded.store.flush(deadline_s)
     if not flushed:
-        _log.warning("not everything was written to the tiers within %g s (store.flush_deadline)", deadline_s)
+        _log.warning(
+            "not everything was written to the tiers: one is full, broken or slower than %g s "
+            "(store.flush_deadline)",
+            deadline_s,
+        )
     if not idle:
         # The engine still works on memory that closing would take away; nothing of it is needed any more.
         _log.warning("the engine did not come to an end within %g s; leaving", _CUT_S)
