@@ -6,24 +6,20 @@ Needs the `playwright` package and a Chromium (`$CHROMIUM`, or one on the PATH);
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
 from scripts.browser import FLAGS, chromium
-from tiercel.web.export import export
 from tiercel.web.serving import served
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 QUERY = "gpu-price=3.50@2026-05&ram-price=2.00@2026-05&disk-price=0.20@2026-05&host-ram=256GiB"
 Shot = tuple[str, int, int, str, str]
-# name, width, height, colours, what to scroll to ("" for the top, "page" for the whole page)
+# name, width, height, colours, what to scroll to ("" for the top)
 SHOTS: tuple[Shot, ...] = (
     ("planner-desktop-light", 1280, 900, "light", ""),
     ("planner-desktop-dark", 1280, 900, "dark", ""),
-    ("planner-page-light", 1280, 900, "light", "page"),
-    ("planner-phone-light", 390, 844, "light", ""),
     ("planner-phone-results-light", 390, 844, "light", "#tiles"),
     ("planner-phone-results-dark", 390, 844, "dark", "#chart"),
 )
@@ -35,26 +31,23 @@ def shoot(browser: Browser, address: str, folder: Path, shots: tuple[Shot, ...])
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
         page.goto(address)
         page.wait_for_selector("body[data-state=ready]")
-        if where not in ("", "page"):
+        if where:
             page.evaluate(
                 "(at) => scrollTo(0, document.querySelector(at).getBoundingClientRect().top - 60)", where
             )
-        page.screenshot(path=folder / f"{name}.png", full_page=where == "page")
+        page.screenshot(path=folder / f"{name}.png")
         page.close()
         sys.stdout.write(f"{folder / name}.png\n")
 
 
 def main() -> None:
-    """Pictures of the served page, and one of the exported page opened from disk."""
+    """Pictures of the served page."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     folder.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
         with served() as address:
             shoot(browser, f"{address}/?{QUERY}", folder, SHOTS)
-        export(Path(scratch) / "page")
-        static = (("planner-static-light", 1280, 900, "light", ""),)
-        shoot(browser, (Path(scratch) / "page" / "index.html").as_uri(), folder, static)
         browser.close()
 
 
