@@ -57,9 +57,12 @@ def command(
         "tiers.0.path": None if disk is None else str(disk),
         "tiers.0.size": disk_size,
     }
-    if disk is not None and disk_size is None and not any(one.startswith("tiers.0.size=") for one in settings):
-        raise ConfigError(f"--disk {disk} needs --disk-size; accepted is a size, such as 100GB")
-    config = load_config(config_file, settings, flags)
+    try:
+        config = load_config(config_file, settings, flags)
+    except ConfigError as error:
+        if disk is not None and "tiers.0.size: is missing" in str(error):
+            raise ConfigError(f"--disk {disk} needs --disk-size; accepted is a size, such as 100GB") from None
+        raise
     if model and model_option:
         raise ConfigError(f"MODEL is {model} and --model is {model_option}; accepted is one of them")
     if missing := [package for package in _NEEDED if find_spec(package) is None]:
