@@ -145,6 +145,8 @@ class StoreMachine(RuleBasedStateMachine):
         elif not self.store.flush(1.0):
             # What it still writes, the next one cannot know of.
             self.unsettled = True
+        # Nor of what it still deletes.
+        self.unsettled |= self.purging()
         self.tier.faults.clear()
         # Unfinished purges end with the process: what they left may be found again. Keys say so, not bytes.
         if not self.trusted:
@@ -158,10 +160,12 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.tier.faults:
             self.store.flush(2)
         assert_nothing_leaked(self.store)
-        purging = any(one._traffic[0].lane.index.purging for one in self.opened)
-        if not self.tier.faults and not purging and not self.unsettled:
+        if not self.tier.faults and not self.purging() and not self.unsettled:
             stats = self.store.stats().tiers[0]
             assert stats.used_bytes == file_bytes(self.folder) <= CAP, stats
+
+    def purging(self) -> bool:
+        return any(one._traffic[0].lane.index.purging for one in self.opened)
 
     def teardown(self) -> None:
         for store in self.opened:
