@@ -25,6 +25,12 @@ def test_without_one_named_it_lies_below_home(tmp_path: Path) -> None:
     assert cache_dir({"HOME": str(tmp_path), "TIERCEL_CACHE_DIR": ""}) == tmp_path / ".cache" / "tiercel"
 
 
+def test_a_home_directory_nobody_knows_is_one_line() -> None:
+    for refused in (cache_dir, writable_cache_dir):
+        with pytest.raises(ConfigError, match="home directory that is not known"):
+            refused({"TIERCEL_CACHE_DIR": "~nobody-of-this-name/cache"})
+
+
 @pytest.mark.parametrize("environ", [{}, {"HOME": ""}, {"HOME": "relative"}])
 def test_d52_without_a_home_the_error_names_the_variable(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="set TIERCEL_CACHE_DIR to a directory you can write to"):

@@ -50,6 +50,19 @@ def test_missing_folder(tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("~nobody-of-this-name/x", "home directory"),
+        ("x" * 5000, "too long"),
+        ("/dev/null/x", "Not a directory"),
+    ],
+)
+def test_a_path_that_leads_nowhere(path: str, why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        load_model(path, device="cpu")
+
+
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "is not a folder" in refused(tmp_path / "file")

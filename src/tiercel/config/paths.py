@@ -20,7 +20,13 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     Only `HOME` is asked, not the password file: a service account's home there is often `/` or absent.
     """
     if explicit := environ.get(CACHE_DIR_VARIABLE):
-        return Path(explicit).expanduser().absolute()
+        try:
+            return Path(explicit).expanduser().absolute()
+        except RuntimeError:
+            raise ConfigError(
+                f"{CACHE_DIR_VARIABLE} is '{explicit}', which names a home directory that is not known; "
+                "give a full path"
+            ) from None
     home = environ.get("HOME")
     if not home or not os.path.isabs(home):
         raise ConfigError(

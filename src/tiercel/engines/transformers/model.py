@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,8 +65,7 @@ def load_model(
     `dtype`: auto (the weights' own), float32, bfloat16 or float16. `attention`: transformers' name of an
     attention implementation. Blocks while it reads and hashes the weights. Raises ModelError.
     """
-    folder = Path(model_dir).expanduser()
-    _check_folder(folder)
+    folder = _existing_folder(Path(model_dir))
     where = resolve_device(device)
     config = _read_config(folder)
     _check_kind(folder, config)
@@ -94,11 +94,24 @@ def load_model(
     )
 
 
-def _check_folder(folder: Path) -> None:
-    if not folder.exists():
-        raise ModelError(f"model folder {folder} does not exist")
-    if not folder.is_dir():
-        raise ModelError(f"model folder {folder} is not a folder")
+def _existing_folder(given: Path) -> Path:
+    """The folder itself, with its config.json seen to be one."""
+    try:
+        folder = given.expanduser()
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except RuntimeError:
+        raise ModelError(f"model folder {given}: its home directory is not known; give a full path") from None
+    except FileNotFoundError:
+        raise ModelError(f"model folder {given} does not exist") from None
+    except OSError as error:
+        raise ModelError(f"cannot read model folder {given}: {error.strerror or error}") from None
+    if not is_folder:
+        raise ModelError(f"model folder {given} is not a folder")
+    _check_config(folder)
+    return folder
+
+
+def _check_config(folder: Path) -> None:
     path = folder / "config.json"
     try:
         parsed = json.loads(path.read_bytes())
