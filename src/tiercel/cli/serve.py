@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ from tiercel.cli.options import config_options, load_config
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError
 
+_NAME_CHARS_MAX = 256
+_HEADER_TEXT = re.compile(r"[!-~]+")
 _NEEDED = ("starlette", "uvicorn", "torch", "transformers")
 
 
@@ -65,6 +68,8 @@ def command(
         raise
     if model and model_option:
         raise ConfigError(f"MODEL is {model} and --model is {model_option}; accepted is one of them")
+    _check_name(name)
+    api_key = _api_key()
     if missing := [package for package in _NEEDED if find_spec(package) is None]:
         raise ConfigError(
             f"serve: {', '.join(missing)} not installed; accepted: pip install 'tiercel[serve,transformers]'"
@@ -81,7 +86,6 @@ def command(
     with bound:
         folder = model or model_option or demo_model_dir(notice=lambda line: _say(line))
         loaded = load(folder, config, name)
-        api_key = os.environ.get(API_KEY_VARIABLE) or None
         if server.is_open_to_others(bound) and api_key is None:
             _say(
                 f"warning: {server.url_of(bound)} can be reached from other hosts and there is no "
@@ -95,6 +99,27 @@ def command(
             click.echo(f"serving {facts.name} ({facts.running_on}) at {url}/v1  (Ctrl-C ends it)")
 
         server.serve(loaded, config, bound, api_key=api_key, ready=ready)
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and not (
+        len(name.strip()) > 0 and len(name) <= _NAME_CHARS_MAX and name.isprintable()
+    ):
+        raise ConfigError(
+            f"--name: {name[:_NAME_CHARS_MAX]!a} is not a name clients could ask for; "
+            f"accepted: 1 to {_NAME_CHARS_MAX} printable characters"
+        )
+
+
+def _api_key() -> str | None:
+    key = os.environ.get(API_KEY_VARIABLE) or None
+    if key is not None and not _HEADER_TEXT.fullmatch(key):
+        # Such as the line break of the file it was read from: no client could ever match it.
+        raise ConfigError(
+            f"environment: {API_KEY_VARIABLE}: holds a character that no client can send in a header; "
+            "accepted: visible ASCII characters, no spaces or line breaks"
+        )
+    return key
 
 
 def _say(line: str) -> None:
