@@ -106,6 +106,8 @@ def parse(record: memoryview | bytes) -> Header | str:
     info = bytes(record[_INFO_AT : _INFO_AT + info_bytes])
     if xxhash.xxh3_128_digest(fixed + info) != bytes(record[_FIXED.size : _INFO_AT]):
         return "header checksum differs"
+    if not _zeros(record[_INFO_AT + info_bytes : HEADER_BYTES]):
+        return "header is not followed by zeros"
     return Header(BlockKey(key), root, codec, at_rest, decoded, depth, sealed_ns, checksum, _parse_info(info))
 
 
@@ -123,12 +125,18 @@ def verify(record: memoryview, key: BlockKey) -> Header | str:
         return "payload is cut short"
     if xxhash.xxh3_128_digest(record[HEADER_BYTES:end]) != header.checksum:
         return "payload checksum differs"
+    if not _zeros(record[end : record_bytes(header.payload_bytes)]):
+        return "payload is not followed by zeros"
     return header
 
 
 def depth_of(record: memoryview) -> int:
     """The block's index in its chain, from a record sealed in this process."""
     return int.from_bytes(record[96:100], "little")
+
+
+def _zeros(part: memoryview | bytes) -> bool:
+    return bytes(part).count(0) == len(part)
 
 
 def _parse_info(info: bytes) -> dict[str, str | int]:

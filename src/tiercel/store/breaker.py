@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class BreakerState(Enum):
-    """CLOSED lets everything through, OPEN nothing, PROBING the next call only."""
+    """CLOSED lets everything through, OPEN nothing, PROBING calls until one of them has decided."""
 
     CLOSED = "closed"
     OPEN = "open"

@@ -5,6 +5,8 @@ It is made once per engine; nothing of it depends on the folder's place, the pro
 
 from __future__ import annotations
 
+import torch
+
 from tiercel.blocks import Identity
 from tiercel.engines.transformers.layout import LAYOUT_VERSION, BlockLayout
 from tiercel.engines.transformers.model import LoadedModel
@@ -15,16 +17,18 @@ from tiercel.geometry import KVGeometry
 def model_identity(model: LoadedModel, layout: BlockLayout) -> Identity:
     """Name the KV that `model` computes and keeps in `layout`.
 
-    Weights' dtype and attention implementation are part of the layout's name: they change the last bits of
-    what is computed, and a hit must equal a recompute.
+    What computes is part of the layout's name (weights' dtype, attention, kind of device, torch release): it
+    changes the last bits of the KV, and a hit must equal a recompute.
     """
-    computed = str(model.dtype).removeprefix("torch.")
+    dtype = str(model.dtype).removeprefix("torch.")
+    torch_release = ".".join(torch.__version__.split(".")[:2])
+    computed = f"{dtype}+{model.attention}+{model.device.type}+torch{torch_release}"
     return Identity(
         model=model.name,
         revision=model.revision,
         kv_dtype=str(model.kv_dtype).removeprefix("torch."),
         geometry=_geometry_digest(model, layout),
-        layout=f"{LAYOUT_VERSION}+{computed}+{model.attention}",
+        layout=f"{LAYOUT_VERSION}+{computed}",
         block_tokens=layout.block_tokens,
     )
 
