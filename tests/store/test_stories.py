@@ -219,6 +219,21 @@ def test_a_cleared_scope_is_gone_everywhere_and_others_stay(tmp_path: Path) -> N
         assert held(tmp_path / "c", store) == (4 * RECORD, 4 * RECORD)
 
 
+def test_clear_ends_the_open_stores_of_its_scope_and_of_no_other(tmp_path: Path) -> None:
+    with make_store((disk(tmp_path / "c"), LaneOptions())) as store:
+        cleared, other = chain(4, of=scope("a")), chain(4, of=scope("b"))
+        with store.begin_store(cleared, 0, 4, 4096) as mine, store.begin_store(other, 0, 4, 4096) as theirs:
+            next(iter(mine))
+            next(iter(theirs))
+            store.clear(scope("a").tag)
+            assert [block.index for block in mine] == []
+            assert [block.index for block in theirs] == [1, 2, 3]
+            assert mine.commit() == 0
+            theirs.commit()
+        assert store.lookup(cleared).blocks == 0
+        assert store.ram.get(other.keys[3]) is not None, "the control"
+
+
 def test_clear_takes_blocks_the_index_never_saw(tmp_path: Path) -> None:
     with make_store((disk(tmp_path / "c"), LaneOptions())) as store:
         with make_store((disk(tmp_path / "c"), LaneOptions())) as another:

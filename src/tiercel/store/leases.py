@@ -206,11 +206,10 @@ class WriteLease:
         self._payload_bytes = payload_bytes
         self._until_s = time.monotonic() + deadline_s
         self._current: tuple[int, Entry, memoryview] | None = None
+        self._cleared = False
         self._stored = 0
         self._open = True
         with store.lock:
-            # Its own epoch: a clear that comes after this must also catch what is still being written.
-            self._epoch = store.epoch
             self._base = store.ram.touch(chain.keys)
             self._fence = self._base - len(chain) - 1
             # Room for the new blocks must not be made by evicting their own parents.
@@ -237,6 +236,10 @@ class WriteLease:
             self._current = (index, entry, record)
             yield NewBlock(index, payload_of(record, self._payload_bytes))
 
+    def clear_locked(self, tag: bytes | None) -> None:
+        """A scope was cleared: if it is this lease's, it stores nothing more."""
+        self._cleared |= tag is None or self._chain.root.startswith(tag)
+
     def commit(self) -> int:
         """Publish the block handed out last and end the lease. Returns how many blocks it published."""
         self._publish()
@@ -259,9 +262,7 @@ class WriteLease:
         """A WRITING entry and its slot for block `index`; None if it is there already or none came free."""
         store, key = self._store, self._chain.keys[index]
         with store.lock:
-            while (
-                self._open and not store.closing and self._epoch == store.epoch and store.ram.get(key) is None
-            ):
+            while self._open and not store.closing and not self._cleared and store.ram.get(key) is None:
                 slot = store.ram.take(self._fence, own=True)
                 if slot is not None:
                     entry = store.ram.insert(key, slot, State.WRITING, self._base - index)

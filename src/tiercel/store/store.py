@@ -44,7 +44,6 @@ class TieredStore:
         self.lock = threading.Condition(threading.Lock())
         self.counters = StoreCounters()
         self.closing = False
-        self.epoch = 0
         self.leases: set[ReadLease | WriteLease] = set()
         self.wanted: dict[BlockKey, int] = {}
         self.ram = Ram(arena, self._spare_locked)
@@ -165,7 +164,9 @@ class TieredStore:
         until_s = time.monotonic() + deadline_s
         with self.lock:
             # All at once, so that no block can slip from one place into another that was cleared before.
-            self.epoch += 1
+            for lease in self.leases:
+                if isinstance(lease, WriteLease):
+                    lease.clear_locked(tag)
             in_ram = [entry for entry in self.ram.entries() if tag is None or entry.key.startswith(tag)]
             for entry in in_ram:
                 self.ram.remove(entry)
