@@ -50,19 +50,19 @@ class Traffic:
         self._probers = Workers(f"{lane.name}-probe", 1, _PROBE_QUEUE)
         self._waiting_max = max(1, min(options.write_queue, int(ram.arena.slots * _WAITING_SHARE)))
         self._closing = threading.Event()
-        self._up: deque[list[Entry]] = deque()
+        self._up: deque[Entry] = deque()
         # Each block with its chain up to it, as far as known.
         self._down: deque[tuple[Entry, Sequence[BlockKey]]] = deque()
 
     # Up.
 
-    def load_locked(self, entries: list[Entry]) -> bool:
-        """Queue the loading of LOADING entries; each keeps one hold until it is done. False: queue full."""
+    def load_locked(self, entry: Entry) -> bool:
+        """Queue the loading of a LOADING entry; it keeps one hold until it is done. False: queue full."""
         accepted = self._readers.submit(self._load_next)
         if accepted:
-            self._up.append(entries)
+            self._up.append(entry)
         else:
-            self.lane.counters.reads_refused += len(entries)
+            self.lane.counters.reads_refused += 1
         return accepted
 
     def give_up_locked(self, now_s: float) -> None:
@@ -71,8 +71,8 @@ class Traffic:
             self._drop_waiting_locked()
 
     def _drop_waiting_locked(self) -> None:
-        for entries in self._up:
-            self._fail_locked(entries)
+        for entry in self._up:
+            self._settle_locked(entry, None)
         self._up.clear()
         for entry, _ in self._down:
             entry.offered &= ~self._bit
@@ -113,12 +113,11 @@ class Traffic:
         with self._lock:
             if not self._up:
                 return
-            entries = self._up.popleft()
-            records = [self._ram.arena.view(entry.slot) for entry in entries]
-        headers = self.lane.read([entry.key for entry in entries], records)
+            entry = self._up.popleft()
+            record = self._ram.arena.view(entry.slot)
+        header = self.lane.read([entry.key], [record])[0]
         with self._lock:
-            for entry, header in zip(entries, headers, strict=True):
-                self._settle_locked(entry, header)
+            self._settle_locked(entry, header)
             self._lock.notify_all()
 
     def _settle_locked(self, entry: Entry, header: Header | None) -> None:
@@ -133,10 +132,6 @@ class Traffic:
             entry.state = State.READY
             self._counters.loaded[self.lane.name] = self._counters.loaded.get(self.lane.name, 0) + 1
         self._ram.release(entry)
-
-    def _fail_locked(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            self._settle_locked(entry, None)
 
     # Down.
 

@@ -305,7 +305,7 @@ class TieredStore:
         if slot is None:
             return None
         entry = self.ram.insert(key, slot, State.LOADING, tick, staged=staged)
-        if traffic.load_locked([entry]):
+        if traffic.load_locked(entry):
             return entry
         self.ram.remove(entry)
         self.ram.release(entry)
