@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import shutil
 import statistics
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from benchmarks.timing import interleaved, ratio, shown
+from benchmarks.timing import interleaved, publish, ratio, shown
 from tiercel.blocks import BlockKey, Chain, Identity, Scope, payload_of, record_bytes, seal
 from tiercel.memory import Arena
 from tiercel.store import LaneOptions, TieredStore, WriteMode
@@ -283,10 +282,7 @@ def main() -> None:
         }
     finally:
         shutil.rmtree(folder)
-    text = json.dumps(results, indent=2)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    publish(results, options.json)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -33,3 +36,11 @@ def shown(times: list[float]) -> dict[str, float]:
 def ratio(base: list[float], other: list[float]) -> float:
     """Median over the rounds of base/other: above 1, `other` is the faster."""
     return statistics.median(one / two for one, two in zip(base, other, strict=True))
+
+
+def publish(results: Mapping[str, Any], target: Path | None) -> None:
+    """Print the figures as JSON, and write them to `target` if there is one."""
+    text = json.dumps(results, indent=2)
+    print(text)
+    if target:
+        target.write_text(text + "\n")

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from benchmarks.timing import ratio, shown
+from benchmarks.timing import publish, ratio, shown
 from tiercel.config import Config
 from tiercel.engines.transformers import Request, Result, TransformersEngine, open_engine
 from tiercel.models import demo_model_dir
@@ -184,10 +184,7 @@ def main() -> None:
         results = measure(folder / "cache", options.tokens)
     finally:
         shutil.rmtree(folder)
-    text = json.dumps(results, indent=2)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    publish(results, options.json)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from tiercel.errors import ConfigError
 from tiercel.geometry import kv_dtype
 from tiercel.plan import breakeven as be
 from tiercel.plan.hardware import GPUS, LINKS, Link, gpu_named, link_named
-from tiercel.plan.planner_model import load_model, model_cost, without_state
+from tiercel.plan.planner_model import load_model, model_cost
 
 PREFIXES = (1024, 8192, 32768, 131072)
 # model, active parameters assumed, GB/s needed per H100 at PREFIXES, and per B200 at 8k (bf16, MFU 0.5)
@@ -29,7 +30,8 @@ TABLE = [
 
 def cost_of(name: str, active: float) -> be.ModelCost:
     """The model from the catalogue, recurrent state left out as the table does."""
-    return without_state(model_cost(load_model(name, active_params=active), kv_dtype("bfloat16")))
+    cost = model_cost(load_model(name, active_params=active), kv_dtype("bfloat16"))
+    return replace(cost, kv_fixed_bytes=0.0)
 
 
 def h100(tp: int = 1) -> be.Compute:

@@ -13,7 +13,6 @@ from tiercel.geometry.fields import HEADS_MAX, TOKENS_MAX, Fields
 from tiercel.geometry.model import GroupKind, LayerGroup
 from tiercel.geometry.shapes import Layer, num_layers, plain_heads, query_heads
 
-INDEXED = "indexed_attention"
 _SCALE_BLOCK = 128
 _RATIO_OF_KIND = {
     "sliding_attention": 0,

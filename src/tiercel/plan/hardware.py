@@ -30,8 +30,6 @@ class Gpu:
     hbm_bytes: int
     hbm_bytes_per_s: float
     pcie_bytes_per_s: float
-    intra_node_bytes_per_s: float
-    inter_node_bytes_per_s: float
     source: str = GPU_SOURCE
 
     def flops_for(self, dtype: str) -> float:
@@ -54,27 +52,26 @@ class Link:
     assumption: str
 
 
-def _gpu(name: str, title: str, bf16: float, fp8: float | None, hbm: tuple[float, int], links: str) -> Gpu:
-    pcie, intra, inter = (float(part) * 1e9 for part in links.split("/"))
+def _gpu(name: str, title: str, bf16: float, fp8: float | None, hbm: tuple[float, int], pcie: float) -> Gpu:
     flops = {"bf16": bf16 * 1e12} | ({"fp8": fp8 * 1e12} if fp8 else {})
-    return Gpu(name, title, flops, hbm[1] * GIB, hbm[0] * 1e9, pcie, intra, inter)
+    return Gpu(name, title, flops, hbm[1] * GIB, hbm[0] * 1e9, pcie * 1e9)
 
 
-# name, title, bf16 TFLOP/s, fp8 TFLOP/s, (HBM GB/s, GiB), PCIe / intra-node / inter-node GB/s
+# name, title, bf16 TFLOP/s, fp8 TFLOP/s, (HBM GB/s, GiB), PCIe GB/s
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        _gpu("a100", "A100 SXM 80 GB", 312, None, (2039, 80), "32/300/25"),
-        # The A100's chip and memory with its links between GPUs cut to 400 GB/s both ways.
-        _gpu("a800", "A800 SXM 80 GB", 312, None, (2039, 80), "32/200/25"),
-        _gpu("h100", "H100 SXM 80 GB", 989, 1978, (3350, 80), "64/450/50"),
-        _gpu("h200", "H200 SXM 141 GB", 989, 1978, (4800, 141), "64/450/50"),
-        _gpu("b200", "B200 SXM 180 GB", 2250, 4500, (7700, 180), "128/900/100"),
-        _gpu("b300", "B300 SXM 269 GB", 2250, 4500, (7750, 269), "128/900/100"),
-        _gpu("gb200", "GB200", 2500, 5000, (8000, 185), "64/900/900"),
-        _gpu("gb300", "GB300", 2500, 5000, (8000, 278), "64/900/900"),
-        _gpu("l40s", "L40S 48 GB", 362, 733, (864, 45), "32/32/50"),
-        _gpu("l4", "L4 24 GB", 121, 242, (300, 24), "32/32/25"),
+        _gpu("a100", "A100 SXM 80 GB", 312, None, (2039, 80), 32),
+        # The A100's chip and memory; only its links between GPUs, which nothing here counts, are slower.
+        _gpu("a800", "A800 SXM 80 GB", 312, None, (2039, 80), 32),
+        _gpu("h100", "H100 SXM 80 GB", 989, 1978, (3350, 80), 64),
+        _gpu("h200", "H200 SXM 141 GB", 989, 1978, (4800, 141), 64),
+        _gpu("b200", "B200 SXM 180 GB", 2250, 4500, (7700, 180), 128),
+        _gpu("b300", "B300 SXM 269 GB", 2250, 4500, (7750, 269), 128),
+        _gpu("gb200", "GB200", 2500, 5000, (8000, 185), 64),
+        _gpu("gb300", "GB300", 2500, 5000, (8000, 278), 64),
+        _gpu("l40s", "L40S 48 GB", 362, 733, (864, 45), 32),
+        _gpu("l4", "L4 24 GB", 121, 242, (300, 24), 32),
     )
 }
 

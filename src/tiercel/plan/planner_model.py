@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +232,3 @@ def model_cost(model: PlanModel, kv_dtype: KVDtype) -> ModelCost:
         kv_window_tokens=float(geometry.window_tokens or 0),
         kv_fixed_bytes=float(geometry.fixed_state_bytes(kv_dtype)),
     )
-
-
-def without_state(cost: ModelCost) -> ModelCost:
-    """The same model with its fixed state left out, to compare with tables that ignore it."""
-    return replace(cost, kv_fixed_bytes=0.0)

@@ -16,7 +16,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-Number = float
 Env = dict[str, float]
 Thunk = Callable[["Scope", Env], float]
 

@@ -44,7 +44,6 @@ class Outcome:
     written_blocks: list[int] = field(default_factory=list)
     decisions: dict[str, int] = field(default_factory=dict)
     duration_s: float = 0.0
-    last_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,6 @@ class _Play:
 
     def _finish(self, now: float, job: _Job) -> None:
         self.out.ttft_s[job.request] = now - float(self.trace.arrival_s[job.request])
-        self.out.last_token_s = now
         self.hosts[job.host].places.commit(self._chain(job.request))
 
     def _chain(self, request: int) -> list[int]:
