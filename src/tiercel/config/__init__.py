@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 from tiercel.config.config import Config
-from tiercel.config.paths import cache_dir, writable_cache_dir
-from tiercel.config.schema import ModelConfig, RamConfig, ServeConfig, StoreConfig, TierConfig
+from tiercel.config.paths import cache_dir, default_socket, writable_cache_dir
+from tiercel.config.schema import DaemonConfig, ModelConfig, RamConfig, ServeConfig, StoreConfig, TierConfig
 from tiercel.config.units import format_bytes, format_seconds, human_bytes, parse_bytes, parse_seconds
 
 __all__ = [
     "Config",
+    "DaemonConfig",
     "ModelConfig",
     "RamConfig",
     "ServeConfig",
     "StoreConfig",
     "TierConfig",
     "cache_dir",
+    "default_socket",
     "format_bytes",
     "format_seconds",
     "human_bytes",

@@ -15,6 +15,7 @@ from typing import Any
 from tiercel.config.schema import (
     SECTIONS,
     TIERS,
+    DaemonConfig,
     ModelConfig,
     RamConfig,
     ServeConfig,
@@ -43,6 +44,7 @@ class Config:
     ram: RamConfig = field(default_factory=RamConfig)
     tiers: tuple[TierConfig, ...] = ()
     store: StoreConfig = field(default_factory=StoreConfig)
+    daemon: DaemonConfig = field(default_factory=DaemonConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

@@ -36,6 +36,14 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(home) / ".cache" / "tiercel"
 
 
+def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the socket of the host's daemon where none is named: in the runtime directory, else the cache."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        return Path(runtime) / "tiercel" / "daemon.sock"
+    return cache_dir(environ) / "daemon.sock"
+
+
 def writable_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the cache directory, created if need be. Raises ConfigError if it cannot be written to."""
     folder = cache_dir(environ)

@@ -56,6 +56,9 @@ class RamConfig:
     reserved_slots: int = setting(
         Kind.INTEGER, 4, "slots kept free so that a full arena can still load", low=1, high=4096
     )
+    slot_bytes: int = setting(
+        Kind.SIZE, 0, "room for one block; 0B: what the first engine of a daemon asks for", high=GIB
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +133,19 @@ class ModelConfig:
     block_tokens: int = setting(Kind.INTEGER, 256, "tokens in a block, the unit of reuse", low=1, high=65536)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """The store as a process of its own, shared by the engines of a host."""
+
+    # None cannot be written; it stands for `default_socket()`, which needs the environment.
+    socket: Path | None = setting(Kind.PATH, None, "Unix socket to serve on or to connect to")
+
+
 # Sections of one instance each, by their name in the file. Tiers are a list and stand apart.
 SECTIONS: dict[str, type[Any]] = {
     "ram": RamConfig,
     "store": StoreConfig,
+    "daemon": DaemonConfig,
     "serve": ServeConfig,
     "model": ModelConfig,
 }

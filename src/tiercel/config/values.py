@@ -72,7 +72,9 @@ def show(raw: object) -> str:
 
 
 def text_of(setting: Setting, value: object) -> str:
-    """Return a typed value as it would be written in a file."""
+    """Return a typed value as it would be written in a file; `not set` for an optional one that is not."""
+    if value is None:
+        return "not set"
     if setting.kind is Kind.SIZE and isinstance(value, int):
         return format_bytes(value)
     if setting.kind is Kind.DURATION and isinstance(value, (int, float)):
