@@ -37,7 +37,7 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the socket of the host's daemon where none is named: in the runtime directory, else the cache."""
+    """Return the socket of the host's daemon where none is named: in the runtime or the cache directory."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
         return Path(runtime) / "tiercel" / "daemon.sock"

@@ -138,7 +138,7 @@ class DaemonConfig:
     """The store as a process of its own, shared by the engines of a host."""
 
     # None cannot be written; it stands for `default_socket()`, which needs the environment.
-    socket: Path | None = setting(Kind.PATH, None, "Unix socket to serve on or to connect to")
+    socket: Path | None = setting(Kind.PATH, None, "Unix socket to serve on or connect to")  # noqa: RUF009
 
 
 # Sections of one instance each, by their name in the file. Tiers are a list and stand apart.
