@@ -28,6 +28,7 @@ _SECOND_UNITS: dict[str, Decimal] = {
     "s": Decimal(1),
     "m": Decimal(60),
     "h": Decimal(3600),
+    "d": Decimal(86400),
 }
 # What people also write, and what they most likely mean by it.
 _MEANT = {
@@ -35,6 +36,7 @@ _MEANT = {
     "ti": "TiB", "byte": "B", "bytes": "B",
     "msec": "ms", "millis": "ms", "sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m",
     "mins": "m", "minute": "m", "minutes": "m", "hr": "h", "hour": "h", "hours": "h",
+    "day": "d", "days": "d",
 }  # fmt: skip
 _NUMBER = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)", re.ASCII)
 

@@ -19,7 +19,11 @@ from tiercel.config.units import (
 )
 from tiercel.errors import ConfigError
 
-_PASSWORD_IN_URL = re.compile(r"(\w://[^/@\s:]*:)[^/@\s]*@")
+# Up to the last @: a password with a slash or an @ of its own, rightly escaped or not, is hidden in full.
+_CREDENTIALS_IN_URL = re.compile(r"(\w://[^/@\s:?]*:).*@")
+_SECRET_IN_URL = re.compile(
+    r"([?&][^=&]*(?:pass|secret|token|key|sas|signature|credential)[^=&]*=)[^&]*", re.IGNORECASE
+)
 
 
 def accepted(setting: Setting) -> str:
@@ -65,10 +69,17 @@ def convert(setting: Setting, raw: object, base: Path) -> object:
 
 def show(raw: object) -> str:
     """Return a raw value for an error message or a listing: short, on one line, passwords in URLs masked."""
-    text = _PASSWORD_IN_URL.sub(r"\1***@", " ".join(str(raw).split()))
+    text = masked(" ".join(str(raw).split()))
     if isinstance(raw, bool):
         text = text.lower()
     return f"'{text if len(text) <= 200 else text[:197] + '...'}'"
+
+
+def masked(text: str) -> str:
+    """Return a text with passwords in URLs, and values of parameters named like a secret, as `***`."""
+    if "://" not in text:
+        return text
+    return _SECRET_IN_URL.sub(r"\1***", _CREDENTIALS_IN_URL.sub(r"\1***@", text))
 
 
 def text_of(setting: Setting, value: object) -> str:
