@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.tiers.records import RECORD_BYTES, chain, records
 
 from tiercel.cli import run
+from tiercel.testing.records import RECORD_BYTES, chain, records
 from tiercel.tiers import FilesTier
 
 CHAINS = [chain(8), chain(4, salt="s3cret"), chain(2, model="org/other-model")]

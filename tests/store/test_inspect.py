@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.tiers.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record, records
 
 from tiercel.blocks import Chain
 from tiercel.blocks.record import HEADER_BYTES
 from tiercel.errors import TierError
 from tiercel.store.inspect import CacheDirectory
+from tiercel.testing.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record, records
 from tiercel.tiers import FilesTier
 
 CHAINS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tiers.conformance import TierContract
 from tests.tiers.memory_tier import MemoryTier
 
+from tiercel.testing.conformance import TierContract
 from tiercel.tiers import FilesTier, Tier
 
 

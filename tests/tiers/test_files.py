@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.tiers.records import RECORD_BYTES, buffer, chain, record, records
 
 from tiercel.blocks import BlockKey, Identity, Scope, verify
 from tiercel.blocks.record import HEADER_BYTES
+from tiercel.testing.records import RECORD_BYTES, buffer, chain, record, records
 from tiercel.tiers import Fate, FilesTier
 from tiercel.tiers.folder import FORMAT_NAME, record_path, temp_name
 from tiercel.tiers.transfer import Transfer

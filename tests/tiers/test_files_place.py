@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.tiers.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record
 
 from tiercel.blocks import Chain, record_bytes
 from tiercel.errors import TierError
 from tiercel.memory import Arena
 from tiercel.store import LaneOptions, TieredStore
+from tiercel.testing.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record
 from tiercel.tiers import Fate, FilesTier
 from tiercel.tiers.folder import FORMAT_NAME, FORMAT_TEXT
 
@@ -49,7 +49,7 @@ def as_stranger(script: str, *args: Path, uid: int = STRANGER, gid: int = STRANG
     import os, sys
     sys.path[:0] = [{str(SOURCE / "src")!r}, {str(SOURCE)!r}]
     from pathlib import Path
-    from tests.tiers.records import buffer, chain, record
+    from tiercel.testing.records import buffer, chain, record
     from tiercel.errors import TierError
     from tiercel.tiers import FilesTier
     CHAIN = chain(8)

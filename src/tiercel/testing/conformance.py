@@ -1,21 +1,23 @@
 """What every tier must do: subclass `TierContract` with a `tier` fixture, and pytest runs all of it.
 
-Says nothing about where records lie or how; what only one kind of place can get wrong is tested there.
+Says nothing about where records lie or how, nor how fast; what only one kind of place can get wrong is
+tested there. The place is empty when a check begins; nothing else may use it meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tiers.records import PAYLOAD_BYTES, RECORD_BYTES, buffer, chain, record, records
 
 from tiercel.blocks import BlockKey, Header, record_bytes, verify
-from tiercel.tiers import Fate, Tier
+from tiercel.testing.records import PAYLOAD_BYTES, RECORD_BYTES, buffer, chain, record, records
+from tiercel.tiers import Fate, Outcome, Tier
 
 CHAIN = chain(8)
 OTHER = chain(8, salt="another tenant")
@@ -23,11 +25,13 @@ WRITERS = 4
 ROUNDS = 25
 
 
-def fates(outcomes: list) -> list[Fate]:
+def fates(outcomes: Sequence[Outcome]) -> list[Fate]:
+    """The fates alone, without the reasons."""
     return [outcome.fate for outcome in outcomes]
 
 
 def read_one(tier: Tier, key: BlockKey, size_bytes: int = RECORD_BYTES) -> tuple[Fate, bytes]:
+    """Read into a fresh buffer: the fate and all of the buffer's bytes."""
     into = buffer(size_bytes)
     (outcome,) = tier.read([key], [into])
     return outcome.fate, bytes(into)
@@ -38,6 +42,7 @@ class TierContract:
 
     @pytest.fixture
     def tier(self) -> Tier:
+        """The tier to check, on an empty place. To be overridden; may `yield` it and tidy up."""
         raise NotImplementedError
 
     def test_it_has_a_name_and_knows_its_room_or_says_it_does_not(self, tier: Tier) -> None:
@@ -193,6 +198,8 @@ class TierContract:
     # Run by several classes, each with a tier of its own that the test empties before every example.
     @settings(
         max_examples=25,
+        deadline=None,
+        database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(

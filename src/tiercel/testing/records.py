@@ -12,6 +12,7 @@ RECORD_BYTES = record_bytes(PAYLOAD_BYTES)
 
 
 def identity(model: str = "model") -> Identity:
+    """What names a made-up model of tiny blocks."""
     return Identity(
         model=model, revision="r1", kv_dtype="bfloat16", geometry=bytes(16), layout="test-1", block_tokens=4
     )
@@ -38,4 +39,5 @@ def record(
 
 
 def records(chain: Chain) -> tuple[list[BlockKey], list[memoryview]]:
+    """Every block of `chain`, sealed, with its key."""
     return list(chain.keys), [record(chain, index) for index in range(len(chain))]
