@@ -13,6 +13,7 @@ from tests.store.support import RECORD, chain, disk, drop_ram, get, make_store, 
 from tiercel.blocks import BlockKey
 from tiercel.store import LaneOptions, TieredStore
 from tiercel.store.faults import FaultLog
+from tiercel.store.journal import Journal
 from tiercel.store.lane import Lane
 from tiercel.tiers import Stored
 
@@ -30,7 +31,7 @@ class Listing:
 
 def test_an_entry_of_a_tiers_index_takes_at_most_300_bytes() -> None:
     lock = threading.Condition(threading.Lock())
-    lane = Lane(Listing(), LaneOptions(), lock, lambda key: False, FaultLog())  # type: ignore[arg-type]
+    lane = Lane(Listing(), LaneOptions(), lock, lambda key: False, FaultLog(), Journal())  # type: ignore[arg-type]
     tracemalloc.start()
     try:
         lane.scan()

@@ -1,17 +1,23 @@
 """The store: what engines hold. `TieredStore` embedded; policies and movement behind it."""
 
+from tiercel.store.base import Reading, Store, Writing
 from tiercel.store.build import open_store
 from tiercel.store.figures import Hit, StoreCounters, StoreStats, TierCounters, TierStats
+from tiercel.store.journal import Event, Events
 from tiercel.store.leases import LeasedBlock, NewBlock, ReadLease, WriteLease
 from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.store import TieredStore
 
 __all__ = [
+    "Event",
+    "Events",
     "Hit",
     "LaneOptions",
     "LeasedBlock",
     "NewBlock",
     "ReadLease",
+    "Reading",
+    "Store",
     "StoreCounters",
     "StoreStats",
     "TierCounters",
@@ -19,5 +25,6 @@ __all__ = [
     "TieredStore",
     "WriteLease",
     "WriteMode",
+    "Writing",
     "open_store",
 ]

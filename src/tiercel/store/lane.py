@@ -20,6 +20,7 @@ from tiercel.blocks import BlockKey, Header, record_bytes, verify
 from tiercel.store.breaker import Breaker
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import TierCounters, TierStats
+from tiercel.store.journal import Journal
 from tiercel.store.lane_index import LaneIndex, Room
 from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.tiers import Fate, Outcome, Stored, Tier, Usage
@@ -44,11 +45,14 @@ class Lane:
         lock: threading.Condition,
         protected: Callable[[BlockKey], bool],
         faults: FaultLog,
+        journal: Journal,
     ) -> None:
         self.tier = tier
         self.name = tier.name
         self.options = options
-        self.index = LaneIndex(options.cap_bytes, protected)
+        self.index = LaneIndex(
+            options.cap_bytes, protected, lambda key, stored: journal.note(key, tier.name, stored=stored)
+        )
         self.counters = TierCounters()
         self.pending_writes = 0
         self.scanned = False

@@ -31,14 +31,23 @@ class Room:
 
 
 class LaneIndex:
-    """Record bytes by key, least recently used first. `protected(key)` names what eviction must spare."""
+    """Record bytes by key, least recently used first.
 
-    def __init__(self, cap_bytes: int | None, protected: Callable[[BlockKey], bool]) -> None:
+    `protected(key)` names what eviction must spare; `changed(key, stored)` is told of what comes and goes.
+    """
+
+    def __init__(
+        self,
+        cap_bytes: int | None,
+        protected: Callable[[BlockKey], bool],
+        changed: Callable[[BlockKey, bool], None] = lambda key, stored: None,
+    ) -> None:
         self.cap_bytes = cap_bytes
         self.used_bytes = 0
         self.evicted_blocks = 0
         self.generation = 0
         self._protected = protected
+        self._changed = changed
         self._known: OrderedDict[BlockKey, int] = OrderedDict()
         self._doubted: dict[BlockKey, float] = {}
         self._barred: list[bytes | None] = []
@@ -68,6 +77,8 @@ class LaneIndex:
 
     def enter(self, key: BlockKey, record_bytes: int) -> None:
         """List a record that is surely there."""
+        if key not in self._known:
+            self._changed(key, True)
         self.used_bytes += record_bytes - self._known.get(key, 0)
         self._known[key] = record_bytes
         self._doubted.pop(key, None)
@@ -79,6 +90,7 @@ class LaneIndex:
             size = self._known.pop(key, None)
             if size is not None:
                 dropped[key] = size
+                self._changed(key, False)
                 self.used_bytes -= size
                 self._doubted.pop(key, None)
         if self._dropped_in_scan is not None:

@@ -1,7 +1,7 @@
-"""The two ways an engine touches blocks: reading a prefix block by block, and writing new blocks.
+"""The two ways an engine touches blocks: reading a prefix, and writing new blocks.
 
-Both stream: one block is handed out at a time and given back when the next is asked for, so a prefix far
-larger than the arena passes through it. Neither raises for a fault of a tier; a lease simply ends early.
+Both stream: a few blocks are handed out at a time and given back before the next, so a prefix far larger
+than the arena passes through it. Neither raises for a fault of a tier; a lease simply ends early.
 Leases belong to one thread. What they hold is given back on exit, whatever happened.
 """
 
@@ -27,19 +27,21 @@ _WAKE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LeasedBlock:
-    """A verified block. `payload` must only be read, and only until the next one is asked for."""
+    """A verified block in an arena slot. `payload` must only be read, and only until it is given back."""
 
     index: int
     payload: memoryview
     source: str
+    slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """Room for a block. `payload` is the writer's until the next one is asked for or `commit`."""
+    """Room for a block in an arena slot. `payload` is the writer's until the next `take` or `commit`."""
 
     index: int
     payload: memoryview
+    slot: int = -1
 
 
 @dataclass(slots=True)
@@ -49,27 +51,31 @@ class _Wanted:
 
 
 class ReadLease:
-    """Blocks 0, 1, 2, … of a chain, as far as they can be had before the deadline.
+    """Blocks `start`, `start + 1`, … of a chain, as far as they can be had before the deadline.
 
     Blocks in RAM are held from the start; the others are loaded ahead of the reader, a bounded window at a
     time, each physically once however many leases want it.
     """
 
-    def __init__(self, store: TieredStore, chain: Chain, deadline_s: float) -> None:
+    def __init__(self, store: TieredStore, chain: Chain, deadline_s: float, start: int = 0) -> None:
         self._store = store
-        self._chain = chain
+        self._start = start
+        self._keys = chain.keys[start:]
         self._until_s = time.monotonic() + deadline_s
         slot_bytes = store.arena.slot_bytes
         self._window = max(_WINDOW_BLOCKS[0], min(_WINDOW_BLOCKS[1], _WINDOW_BYTES // slot_bytes))
+        # All positions from here on count from `start`.
         self._at = 0
         self._asked = 0
         self._open = True
         with store.lock:
-            self._base = store.ram.touch(chain.keys)
-            self._wanted = [_Wanted(source) for source in store.walk_locked(chain.keys)]
+            base = store.ram.touch(chain.keys)
+            self._base = base - start
+            self._fence = base - len(chain) - 1
+            self._wanted = [_Wanted(source) for source in store.walk_locked(self._keys)]
             store.leases.add(self)
-            store.touch_tiers_locked(chain.keys[: len(self._wanted)])
-            for want, key in zip(self._wanted, chain.keys, strict=False):
+            store.touch_tiers_locked(chain.keys[: start + len(self._wanted)])
+            for want, key in zip(self._wanted, self._keys, strict=False):
                 entry = store.ram.get(key)
                 if entry is not None and entry.state is State.READY:
                     entry.holds += 1
@@ -87,14 +93,39 @@ class ReadLease:
         self.release()
 
     def __iter__(self) -> Iterator[LeasedBlock]:
-        while self._at < len(self._wanted):
-            payload = self._await(self._at)
-            if payload is None:
-                return
+        while blocks := self.ready(1):
             try:
-                yield LeasedBlock(self._at, payload, self._wanted[self._at].source)
+                yield blocks[0]
             finally:
-                self._advance()
+                self.advance(1)
+
+    def ready(self, limit: int) -> list[LeasedBlock]:
+        """The next blocks in order, at most `limit`: waits for one, takes along those ready behind it.
+
+        Asked again without `advance` it answers the same blocks, or more. Empty: there is no more.
+        """
+        store = self._store
+        with store.lock:
+            if not self._await_locked():
+                return []
+            blocks: list[LeasedBlock] = []
+            for position in range(self._at, min(len(self._wanted), self._at + limit)):
+                want = self._wanted[position]
+                if want.entry is None or want.entry.state is not State.READY:
+                    break
+                payload = payload_of(store.arena.view(want.entry.slot), want.entry.payload_bytes)
+                blocks.append(LeasedBlock(self._start + position, payload, want.source, want.entry.slot))
+        return blocks
+
+    def advance(self, count: int) -> None:
+        """Give back the first `count` of the blocks that `ready` answered."""
+        with self._store.lock:
+            if not self._open:
+                return
+            for _ in range(count):
+                self._drop_locked(self._at)
+                self._at += 1
+            self._store.lock.notify_all()
 
     def release(self) -> None:
         """Give everything back; loads under way go on and end up in RAM. Idempotent."""
@@ -104,48 +135,41 @@ class ReadLease:
                 return
             self._open = False
             store.leases.discard(self)
-            for index in range(self._at, len(self._wanted)):
-                self._drop_locked(index)
+            for position in range(self._at, len(self._wanted)):
+                self._drop_locked(position)
             store.lock.notify_all()
 
-    def _advance(self) -> None:
-        with self._store.lock:
-            if self._open:
-                self._drop_locked(self._at)
-                self._at += 1
-                self._store.lock.notify_all()
-
-    def _await(self, index: int) -> memoryview | None:
+    def _await_locked(self) -> bool:
+        """Wait until the next block is READY. False: it will not be, or not in time."""
         store = self._store
-        with store.lock:
-            while self._open and not store.closing:
-                store.give_up_locked()
-                self._pump_locked()
-                if index >= len(self._wanted):
-                    return None
-                entry = self._wanted[index].entry
-                if entry is not None and entry.state is State.READY:
-                    return payload_of(store.arena.view(entry.slot), entry.payload_bytes)
-                if entry is not None and entry.state is State.GONE:
-                    if not self._again_locked(index):
-                        return None
-                    continue
-                left_s = self._until_s - time.monotonic()
-                if left_s <= 0 or store.stuck_locked(self._wanted[index].source):
-                    store.counters.loads_timed_out += 1
-                    return None
-                store.lock.wait(min(left_s, _WAKE_S))
-        return None
+        while self._open and not store.closing:
+            store.give_up_locked()
+            self._pump_locked()
+            if self._at >= len(self._wanted):
+                return False
+            want = self._wanted[self._at]
+            if want.entry is not None and want.entry.state is State.READY:
+                return True
+            if want.entry is not None and want.entry.state is State.GONE:
+                if not self._again_locked(self._at):
+                    return False
+                continue
+            left_s = self._until_s - time.monotonic()
+            if left_s <= 0 or store.stuck_locked(want.source):
+                store.counters.loads_timed_out += 1
+                return False
+            store.lock.wait(min(left_s, _WAKE_S))
+        return False
 
-    def _again_locked(self, index: int) -> bool:
+    def _again_locked(self, position: int) -> bool:
         """A load failed: the next tier that has the block gets its turn (the failed one forgot it)."""
-        want = self._wanted[index]
+        want = self._wanted[position]
         assert want.entry is not None
         self._store.ram.release(want.entry)
         want.entry = None
-        self._store.want_locked(self._chain.keys[index])
-        self._asked = min(self._asked, index)
-        return self._store.where_locked(self._chain.keys[index]) is not None
+        self._store.want_locked(self._keys[position])
+        self._asked = min(self._asked, position)
+        return self._store.where_locked(self._keys[position]) is not None
 
     def _pump_locked(self) -> None:
         """Start loads ahead of the reader, as far as window and slots allow."""
@@ -154,17 +178,16 @@ class ReadLease:
                 return
             self._asked += 1
 
-    def _ask_locked(self, index: int) -> bool:
+    def _ask_locked(self, position: int) -> bool:
         """Get hold of one block's entry. False: no slot now, or gone everywhere (the lease ends there)."""
-        store, key, want = self._store, self._chain.keys[index], self._wanted[index]
+        store, key, want = self._store, self._keys[position], self._wanted[position]
         entry = store.ram.get(key)
         if entry is None or entry.state is State.WRITING:
             lane = store.lane_of_locked(key)
             if lane is None or entry is not None:
-                self._cut_locked(index)
+                self._cut_locked(position)
                 return False
-            tick = self._base - index
-            entry = store.load_locked(key, lane, tick=tick, fence=self._base - len(self._chain) - 1)
+            entry = store.load_locked(key, lane, tick=self._base - position, fence=self._fence)
             if entry is None:
                 return False
             want.source = lane.lane.name
@@ -173,16 +196,16 @@ class ReadLease:
         store.unwant_locked(key)
         return True
 
-    def _cut_locked(self, index: int) -> None:
-        """End the lease before block `index`."""
-        for at in range(index, len(self._wanted)):
+    def _cut_locked(self, position: int) -> None:
+        """End the lease before a block."""
+        for at in range(position, len(self._wanted)):
             self._drop_locked(at)
-        del self._wanted[index:]
+        del self._wanted[position:]
 
-    def _drop_locked(self, index: int) -> None:
-        want = self._wanted[index]
+    def _drop_locked(self, position: int) -> None:
+        want = self._wanted[position]
         if want.entry is None:
-            self._store.unwant_locked(self._chain.keys[index])
+            self._store.unwant_locked(self._keys[position])
         else:
             self._store.ram.release(want.entry)
             want.entry = None
@@ -191,9 +214,9 @@ class ReadLease:
 class WriteLease:
     """Room for blocks `start..stop-1` of a chain that are not in RAM yet.
 
-    A block is published (checksummed, visible, on its way to the tiers) when the next one is asked for;
-    `commit` publishes the last. Leaving without `commit` aborts the block handed out last. When no slot
-    comes free before the deadline the lease ends: what follows would be unreachable without its parent.
+    Blocks are published (checksummed, visible, on their way to the tiers) when the next ones are asked for;
+    `commit` publishes the last. Leaving without `commit` aborts those handed out last. When no slot comes
+    free before the deadline the lease ends: what follows would be unreachable without its parent.
     """
 
     def __init__(
@@ -201,11 +224,11 @@ class WriteLease:
     ) -> None:
         self._store = store
         self._chain = chain
-        self._start = start
+        self._next = start
         self._stop = stop
         self._payload_bytes = payload_bytes
         self._until_s = time.monotonic() + deadline_s
-        self._current: tuple[int, Entry, memoryview] | None = None
+        self._out: list[tuple[int, Entry, memoryview]] = []
         self._cleared = False
         self._stored = 0
         self._open = True
@@ -225,40 +248,52 @@ class WriteLease:
         self.abort()
 
     def __iter__(self) -> Iterator[NewBlock]:
-        for index in range(self._start, self._stop):
-            self._publish()
-            room = self._room(index)
-            if room is None:
-                if self._skip(index):
-                    continue
-                return
-            entry, record = room
-            self._current = (index, entry, record)
-            yield NewBlock(index, payload_of(record, self._payload_bytes))
+        while blocks := self.take(1):
+            yield blocks[0]
+
+    def take(self, limit: int) -> list[NewBlock]:
+        """Publish what was handed out before, then hand out at most `limit` blocks that are not there yet.
+
+        Waits for the first slot only. Empty: nothing is left to store, or nothing can be.
+        """
+        self._publish()
+        blocks: list[NewBlock] = []
+        while self._next < self._stop and len(blocks) < limit:
+            room = self._room(self._next, wait=not blocks)
+            if room is not None:
+                entry, record = room
+                self._out.append((self._next, entry, record))
+                blocks.append(NewBlock(self._next, payload_of(record, self._payload_bytes), entry.slot))
+            elif not self._there(self._next):
+                if not blocks:
+                    self._give_up()
+                break
+            self._next += 1
+        return blocks
 
     def clear_locked(self, tag: bytes | None) -> None:
         """A scope was cleared: if it is this lease's, it stores nothing more."""
         self._cleared |= tag is None or self._chain.root.startswith(tag)
 
     def commit(self) -> int:
-        """Publish the block handed out last and end the lease. Returns how many blocks it published."""
+        """Publish the blocks handed out last and end the lease. Returns how many blocks it published."""
         self._publish()
         self._close()
         return self._stored
 
     def abort(self) -> None:
-        """Drop the block handed out last, if it was not committed, and end the lease. Idempotent."""
-        if self._current is not None:
-            _, entry, _ = self._current
-            self._current = None
+        """Drop the blocks handed out last, if they were not committed, and end the lease. Idempotent."""
+        dropped, self._out = self._out, []
+        if dropped:
             with self._store.lock:
-                self._store.counters.stores_aborted += 1
-                self._store.ram.remove(entry)
-                self._store.ram.release(entry)
+                for _, entry, _ in dropped:
+                    self._store.counters.stores_aborted += 1
+                    self._store.ram.remove(entry)
+                    self._store.ram.release(entry)
                 self._store.lock.notify_all()
         self._close()
 
-    def _room(self, index: int) -> tuple[Entry, memoryview] | None:
+    def _room(self, index: int, *, wait: bool) -> tuple[Entry, memoryview] | None:
         """A WRITING entry and its slot for block `index`; None if it is there already or none came free."""
         store, key = self._store, self._chain.keys[index]
         with store.lock:
@@ -269,36 +304,38 @@ class WriteLease:
                     # Taken under the lock: closing the arena leaves views that exist alone.
                     return entry, store.arena.view(slot)
                 left_s = self._until_s - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or not wait:
                     return None
                 store.give_up_locked()
                 store.lock.wait(min(left_s, _WAKE_S))
         return None
 
-    def _skip(self, index: int) -> bool:
-        """Whether the lease may go on after not storing block `index`: yes if the block is there anyway."""
-        store = self._store
-        with store.lock:
-            if store.ram.get(self._chain.keys[index]) is not None:
-                return True
-            store.counters.stores_skipped += self._stop - index
-        return False
+    def _there(self, index: int) -> bool:
+        """Whether a block need not be stored, for it is there or on its way."""
+        with self._store.lock:
+            return self._store.ram.get(self._chain.keys[index]) is not None
+
+    def _give_up(self) -> None:
+        with self._store.lock:
+            self._store.counters.stores_skipped += self._stop - self._next
+        self._next = self._stop
 
     def _publish(self) -> None:
-        if self._current is None:
+        out, self._out = self._out, []
+        if not out:
             return
-        index, entry, record = self._current
-        self._current = None
         store = self._store
-        entry.payload_bytes = self._payload_bytes
-        seal(record, self._chain, index, self._payload_bytes, time.time_ns())
+        for index, entry, record in out:
+            entry.payload_bytes = self._payload_bytes
+            seal(record, self._chain, index, self._payload_bytes, time.time_ns())
         with store.lock:
-            if entry.state is State.WRITING:
-                entry.state = State.READY
-                store.counters.stored += 1
-                self._stored += 1
-                store.write_down_locked(entry, self._chain.keys[: index + 1])
-            store.ram.release(entry)
+            for index, entry, _ in out:
+                if entry.state is State.WRITING:
+                    store.ram.make_ready(entry)
+                    store.counters.stored += 1
+                    self._stored += 1
+                    store.write_down_locked(entry, self._chain.keys[: index + 1])
+                store.ram.release(entry)
             store.lock.notify_all()
 
     def _close(self) -> None:

@@ -129,7 +129,7 @@ class Traffic:
             entry.payload_bytes = header.payload_bytes
             # Should the tier evict it later, it was its coldest: writing it back would only push out others.
             entry.offered |= self._bit
-            entry.state = State.READY
+            self._ram.make_ready(entry)
             self._counters.loaded[self.lane.name] = self._counters.loaded.get(self.lane.name, 0) + 1
         self._ram.release(entry)
 

@@ -15,6 +15,8 @@ from enum import Enum
 
 from tiercel.blocks import BlockKey
 from tiercel.memory import Arena
+from tiercel.store.figures import RAM
+from tiercel.store.journal import Journal
 
 
 class State(Enum):
@@ -46,10 +48,11 @@ class Entry:
 class Ram:
     """Entries by key over an arena. `spare(entry)` may refuse a victim (a pin, an unwritten block)."""
 
-    def __init__(self, arena: Arena, spare: Callable[[Entry], bool]) -> None:
+    def __init__(self, arena: Arena, spare: Callable[[Entry], bool], journal: Journal) -> None:
         self.arena = arena
         self.evictions = 0
         self._spare = spare
+        self._journal = journal
         self._entries: dict[BlockKey, Entry] = {}
         self._order: list[tuple[int, int, Entry]] = []
         self._serial = 0
@@ -83,6 +86,12 @@ class Ram:
             self._push(entry)
         return entry
 
+    def make_ready(self, entry: Entry) -> None:
+        """An entry's bytes are complete and verified: from now on it can be hit."""
+        entry.state = State.READY
+        if not entry.staged:
+            self._journal.note(entry.key, RAM, stored=True)
+
     def take(self, fence: int, *, own: bool = False) -> int | None:
         """A slot for keeping, evicting the coldest block used before tick `fence` if need be.
 
@@ -99,6 +108,8 @@ class Ram:
         """Take an entry out of the index at once; its slot is freed when nobody holds it."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+            if entry.state is State.READY and not entry.staged:
+                self._journal.note(entry.key, RAM, stored=False)
         entry.state = State.GONE
         if entry.holds == 0:
             self._free(entry)

@@ -16,6 +16,7 @@ from tiercel.blocks.record import HEADER_BYTES
 from tiercel.memory import Arena
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats
+from tiercel.store.journal import Events, Journal
 from tiercel.store.lane import Lane
 from tiercel.store.leases import ReadLease, WriteLease
 from tiercel.store.movement import Traffic
@@ -46,12 +47,13 @@ class TieredStore:
         self.closing = False
         self.leases: set[ReadLease | WriteLease] = set()
         self.wanted: dict[BlockKey, int] = {}
-        self.ram = Ram(arena, self._spare_locked)
+        self._journal = Journal()
+        self.ram = Ram(arena, self._spare_locked, self._journal)
         self._pins: dict[BlockKey, float] = {}
         self._faults = FaultLog()
         self._traffic = [
             Traffic(
-                Lane(tier, options, self.lock, self._protected_locked, self._faults),
+                Lane(tier, options, self.lock, self._protected_locked, self._faults, self._journal),
                 self.ram,
                 self.lock,
                 self.counters,
@@ -66,13 +68,13 @@ class TieredStore:
 
     # Finding.
 
-    def lookup(self, chain: Chain, deadline_s: float = 0.05) -> Hit:
-        """The longest cached prefix of `chain`.
+    def lookup(self, chain: Chain, deadline_s: float = 0.05, start: int = 0) -> Hit:
+        """The longest cached prefix of `chain`, from block `start` on: what lies before, the caller has.
 
         Answers from memory, then asks tiers others may write to (or that are still being scanned) for what
         follows, for `deadline_s` at most; 0 never leaves memory. Counts as a use of what it finds.
         """
-        keys = chain.keys
+        keys = chain.keys[start:]
         with self.lock:
             sources = self.walk_locked(keys)
         until_s = time.monotonic() + deadline_s
@@ -86,12 +88,12 @@ class TieredStore:
             self.counters.lookups += 1
             self.counters.looked_up += len(keys)
             self.counters.hit += len(sources)
-            self._touch_locked(keys[: len(sources)])
+            self._touch_locked(chain.keys[: start + len(sources)])
         return Hit(tuple(sources))
 
-    def acquire(self, chain: Chain, deadline_s: float = 10.0) -> ReadLease:
-        """Lease the cached prefix of `chain`: nothing of it is evicted, and what lies in tiers is loaded."""
-        return ReadLease(self, chain, deadline_s)
+    def acquire(self, chain: Chain, deadline_s: float = 10.0, start: int = 0) -> ReadLease:
+        """Lease the cached blocks of `chain` from `start` on: none is evicted, those in tiers are loaded."""
+        return ReadLease(self, chain, deadline_s, start)
 
     def begin_store(
         self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
@@ -185,6 +187,11 @@ class TieredStore:
         return len(gone)
 
     # Looking and ending.
+
+    def events(self, after: int, tag: bytes) -> Events:
+        """What of a scope (its 8-byte tag) came and went since event number `after`; see `Journal`."""
+        with self.lock:
+            return self._journal.since(after, tag)
 
     def stats(self) -> StoreStats:
         """Figures of this moment; the counters in it are live objects."""

@@ -18,7 +18,7 @@ from tiercel.engines.transformers.kv_cache import KVCache
 from tiercel.errors import TiercelError
 
 if TYPE_CHECKING:
-    from tiercel.store import TieredStore
+    from tiercel.store import Store
 
 
 # What a store may raise when it cannot serve at all: it is closed, or its daemon is gone.
@@ -39,7 +39,7 @@ class PrefixStore:
     """One model's view of a store. `faults` counts calls that the store could not serve at all."""
 
     def __init__(
-        self, store: TieredStore, identity: Identity, *, adapter: bytes | None, load_deadline_s: float
+        self, store: Store, identity: Identity, *, adapter: bytes | None, load_deadline_s: float
     ) -> None:
         self._store, self._identity, self._adapter = store, identity, adapter
         self._load_deadline_s = load_deadline_s

@@ -1,0 +1,77 @@
+"""The calls an engine makes, whether it holds the store itself or a client of a daemon that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Protocol, Self
+
+from tiercel.blocks import Chain
+from tiercel.store.figures import Hit, StoreStats
+from tiercel.store.journal import Events
+from tiercel.store.leases import LeasedBlock, NewBlock
+
+
+class Reading(Protocol):
+    """A prefix on lease; see `ReadLease`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __iter__(self) -> Iterator[LeasedBlock]: ...
+
+    def ready(self, limit: int) -> list[LeasedBlock]: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Writing(Protocol):
+    """Room for new blocks on lease; see `WriteLease`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __iter__(self) -> Iterator[NewBlock]: ...
+
+    def take(self, limit: int) -> list[NewBlock]: ...
+
+    def commit(self) -> int: ...
+
+    def abort(self) -> None: ...
+
+
+class Store(Protocol):
+    """See `TieredStore` for what each call promises. None raises for a fault of a tier or of a daemon."""
+
+    def lookup(self, chain: Chain, deadline_s: float = 0.05, start: int = 0) -> Hit: ...
+
+    def acquire(self, chain: Chain, deadline_s: float = 10.0, start: int = 0) -> Reading: ...
+
+    def begin_store(
+        self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
+    ) -> Writing: ...
+
+    def pin(self, chain: Chain, ttl_s: float) -> int: ...
+
+    def unpin(self, chain: Chain) -> None: ...
+
+    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
+
+    def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int: ...
+
+    def stats(self) -> StoreStats: ...
+
+    def events(self, after: int, tag: bytes) -> Events: ...
+
+    def flush(self, deadline_s: float = 30.0) -> bool: ...
+
+    def close(self, deadline_s: float = 30.0) -> bool: ...
