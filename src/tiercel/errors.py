@@ -30,8 +30,20 @@ class TierError(TiercelError):
     """A tier cannot be opened: missing directory, no permission, foreign format, bad endpoint."""
 
 
+class DaemonError(TiercelError):
+    """A daemon cannot be started, reached or agreed with: socket taken, other version, block too large."""
+
+
+class TierUnreachable(TierError):
+    """A tier's place does not answer now, though nothing is wrong with how it is named; it may answer later."""
+
+
 class ModelError(TiercelError):
     """A model folder is missing, unreadable or of a kind the engine cannot run."""
+
+
+class EngineError(TiercelError):
+    """An inference engine's version, model or flag is not supported by its connector."""
 
 
 class RequestError(TiercelError):

@@ -25,11 +25,14 @@ LEGAL: dict[str, str] = {
     "ram.slot": "5MiB",
     "tiers.0.kind": "files",
     "tiers.0.path": "/elsewhere",
+    "tiers.0.url": "valkey://host:6379",
     "tiers.0.size": "5GB",
     "tiers.0.write": "on-evict",
     "tiers.0.read_workers": "7",
     "tiers.0.write_workers": "6",
     "tiers.0.deadline": "70ms",
+    "tiers.0.required": "true",
+    "tiers.0.encrypt": "env:KEY",
     "store.read_queue_blocks": "77",
     "store.write_queue_blocks": "78",
     "store.load_deadline": "7s",
@@ -94,14 +97,14 @@ def test_there_are_fewer_than_forty_settings() -> None:
 
 @pytest.mark.parametrize("key", LEGAL)
 def test_every_setting_is_applied_from_its_variable(tmp_path: Path, key: str) -> None:
-    config = load(tmp_path, environ={variable_of(key): LEGAL[key]}, flags=without(TIER_0, key))
+    config = load(tmp_path, environ={variable_of(key): LEGAL[key]}, flags=others_than(key))
     assert effective(config, key).split("  ")[0] == f"{key} = {LEGAL[key]}"
     assert effective(config, key).endswith(f"(environment {variable_of(key)})")
 
 
 @pytest.mark.parametrize("key", LEGAL)
 def test_every_setting_is_applied_from_a_flag(tmp_path: Path, key: str) -> None:
-    config = load(tmp_path, flags={**TIER_0, key: LEGAL[key]})
+    config = load(tmp_path, flags={**others_than(key), key: LEGAL[key]})
     assert effective(config, key).split("  ")[0] == f"{key} = {LEGAL[key]}"
     assert effective(config, key).endswith("(flag)")
 
@@ -110,13 +113,16 @@ def test_every_setting_is_applied_from_a_flag(tmp_path: Path, key: str) -> None:
 def test_every_setting_is_applied_from_the_file(tmp_path: Path, key: str) -> None:
     name = key.rsplit(".", 1)[1]
     header = "[[tiers]]" if key.startswith("tiers.") else f"[{key.split('.')[0]}]"
-    others = without(TIER_0, key) if key.startswith("tiers.") else {}
+    others = others_than(key) if key.startswith("tiers.") else {}
     config = load(tmp_path, f'{header}\n{name} = "{LEGAL[key]}"\n', flags=others)
     assert effective(config, key).split("  ")[0] == f"{key} = {LEGAL[key]}"
 
 
-def without(settings: Mapping[str, object], key: str) -> dict[str, object]:
-    return {k: v for k, v in settings.items() if k != key}
+def others_than(key: str) -> dict[str, object]:
+    """What must be set so that `key` may be."""
+    if key == "tiers.0.url":
+        return {"tiers.0.kind": "valkey"}
+    return {k: v for k, v in TIER_0.items() if k != key}
 
 
 def test_without_any_source_the_defaults_hold_and_say_so(tmp_path: Path) -> None:
@@ -223,7 +229,7 @@ def test_d41_any_key_with_one_letter_missing_is_refused(key: str, data: st.DataO
     misspelt = key[:cut] + key[cut + 1 :]
     with pytest.raises(ConfigError, match="unknown"):
         Config.load(None, {}, {**TIER_0, misspelt: LEGAL[key]})
-    assert Config.load(None, {}, {**TIER_0, key: LEGAL[key]}).origins[key] == "flag"
+    assert Config.load(None, {}, {**others_than(key), key: LEGAL[key]}).origins[key] == "flag"
 
 
 # What is malformed is refused.

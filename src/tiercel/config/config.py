@@ -24,6 +24,7 @@ from tiercel.config.schema import (
     public_name,
 )
 from tiercel.config.sources import CONFIG_VARIABLE, Assignment, from_environ, from_file, from_flags
+from tiercel.config.tiers import check_tiers
 from tiercel.config.values import accepted, convert, text_of
 from tiercel.errors import ConfigError
 
@@ -73,7 +74,7 @@ class Config:
         sections = {name: _build(section, name, assigned) for name, section in SECTIONS.items()}
         tiers = tuple(_build(TierConfig, prefix, assigned) for prefix in _tier_prefixes(assigned))
         config = cls(**sections, tiers=tiers, origins={k: _origin(a) for k, a in assigned.items()})
-        _check_together(config, assigned)
+        check_tiers(tiers, assigned)
         return config
 
     def describe(self) -> list[str]:
@@ -130,17 +131,3 @@ def _build(section: type[Any], prefix: str, assigned: Mapping[str, Assignment]) 
         except ConfigError as error:
             raise assignment.fail(str(error)) from None
     return section(**values)
-
-
-def _check_together(config: Config, assigned: Mapping[str, Assignment]) -> None:
-    """Refuse values that are each fine and contradict one another."""
-    seen: dict[Path, int] = {}
-    for index, tier in enumerate(config.tiers):
-        place = Path(os.path.realpath(tier.path))
-        for other, other_index in seen.items():
-            if place == other or other in place.parents or place in other.parents:
-                raise assigned[f"{TIERS}.{index}.path"].fail(
-                    f"'{tier.path}' overlaps the directory of tier {other_index}; "
-                    "accepted: a directory of its own for each tier"
-                )
-        seen[place] = index

@@ -16,6 +16,9 @@ from typing import Any
 
 REQUIRED = dataclasses.MISSING  # in place of a default: the setting must be given
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+FILES = "files"
+# Kinds of tiers that come with Tiercel; other packages add theirs as entry points.
+TIER_KINDS = (FILES, "valkey", "objects", "mooncake")
 
 
 class Kind(enum.Enum):
@@ -25,7 +28,9 @@ class Kind(enum.Enum):
     DURATION = "duration"
     INTEGER = "integer"
     CHOICE = "choice"
+    FLAG = "flag"
     TEXT = "text"
+    URL = "url"
     PATH = "path"
 
 
@@ -42,7 +47,10 @@ class Setting:
 
 def setting(kind: Kind, default: object, doc: str, **bounds: Any) -> Any:
     """Declare a field that is a setting; Any, as dataclasses.field is, so that the annotation rules."""
-    return dataclasses.field(default=default, metadata={"setting": Setting(kind, doc, **bounds)})
+    # A URL may hold a password; it is shown only by those who mask it.
+    return dataclasses.field(
+        default=default, repr=kind is not Kind.URL, metadata={"setting": Setting(kind, doc, **bounds)}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +73,20 @@ class RamConfig:
 class TierConfig:
     """One place below RAM; the first in the list is asked first."""
 
-    kind: str = setting(Kind.CHOICE, "files", "the kind of place", choices=("files",))
+    kind: str = setting(
+        Kind.TEXT,
+        "files",
+        f"the kind of place: {', '.join(TIER_KINDS)}, or one that an installed package adds",
+    )
     # `setting` only declares; the linter knows that of dataclasses.field, and of a Path it is wary.
-    path: Path = setting(Kind.PATH, REQUIRED, "directory of its own for the blocks")  # noqa: RUF009
-    size_bytes: int = setting(Kind.SIZE, REQUIRED, "most bytes the tier may hold", low=MIB)
+    path: Path | None = setting(Kind.PATH, None, "directory of its own for the blocks (files)")  # noqa: RUF009
+    url: str | None = setting(Kind.URL, None, "where the place is, with its options (every other kind)")
+    size_bytes: int | None = setting(
+        Kind.SIZE,
+        None,
+        "most bytes the tier may hold (needed for files; elsewhere not set: no cap of ours)",
+        low=MIB,
+    )
     write: str = setting(
         Kind.CHOICE,
         "through",
@@ -78,6 +96,12 @@ class TierConfig:
     read_workers: int = setting(Kind.INTEGER, 2, "reads at a time", low=1, high=64)
     write_workers: int = setting(Kind.INTEGER, 1, "writes at a time", low=1, high=64)
     deadline_s: float = setting(Kind.DURATION, 5.0, "longest wait for one batch", low=0.001, high=3600)
+    required: bool = setting(
+        Kind.FLAG, False, "refuse to start while the place does not answer, instead of going on without it"
+    )
+    encrypt: str | None = setting(
+        Kind.TEXT, None, "encrypt what lies there with the key from `file:PATH`, `env:NAME` or `command:...`"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

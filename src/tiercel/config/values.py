@@ -26,6 +26,9 @@ _SECRET_IN_URL = re.compile(
 )
 
 
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
 def accepted(setting: Setting) -> str:
     """Return in words what `setting` takes, such as `an integer from 1 to 64`."""
     match setting.kind:
@@ -35,6 +38,10 @@ def accepted(setting: Setting) -> str:
             return "a path"
         case Kind.TEXT:
             return "a text"
+        case Kind.FLAG:
+            return "true or false"
+        case Kind.URL:
+            return "a URL, such as valkey://host:6379"
         case Kind.SIZE:
             what = SIZE_ACCEPTED
         case Kind.DURATION:
@@ -61,6 +68,12 @@ def convert(setting: Setting, raw: object, base: Path) -> object:
         case Kind.CHOICE if raw in setting.choices:
             return raw
         case Kind.TEXT if isinstance(raw, str) and raw:
+            return raw
+        case Kind.FLAG if isinstance(raw, bool):
+            return raw
+        case Kind.FLAG if isinstance(raw, str) and raw.lower() in _FLAGS:
+            return _FLAGS[raw.lower()]
+        case Kind.URL if isinstance(raw, str) and "://" in raw:
             return raw
         case Kind.PATH if isinstance(raw, str) and raw and "\0" not in raw:
             return base / _expand_home(raw)

@@ -7,11 +7,12 @@ import threading
 from tiercel.blocks import record_bytes
 from tiercel.config import Config, human_bytes
 from tiercel.config.schema import MIB, TierConfig
-from tiercel.errors import MemoryLimitError
+from tiercel.errors import MemoryLimitError, TierError
 from tiercel.memory import Arena, ArenaKind
 from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.store import TieredStore
-from tiercel.tiers import FilesTier, Tier
+from tiercel.tiers import Tier
+from tiercel.tiers.registry import open_tier, tier_names
 
 
 def open_store(config: Config, payload_bytes: int) -> TieredStore:
@@ -30,24 +31,24 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
             f"accepted is {-(-(reserved + 1) * slot_bytes // MIB)}MiB or more "
             f"({reserved} reserved for loading and 1 to keep)"
         )
-    names = _names(config.tiers)
-    tiers = [
-        (_open_tier(tier, name), _options(tier, config))
-        for tier, name in zip(config.tiers, names, strict=True)
-    ]
+    tiers = _open_tiers(config, slot_bytes)
     arena = Arena(slot_bytes, slots, reserved=reserved, kind=ArenaKind(config.ram.kind))
     if not arena.huge_pages:
         threading.Thread(target=arena.prefault, name="tiercel-prefault", daemon=True).start()
     return TieredStore(arena, tiers)
 
 
-def _names(tiers: tuple[TierConfig, ...]) -> list[str]:
-    """`disk` for the only directory; `disk`, `disk2`, … for several."""
-    return ["disk" if number == 0 else f"disk{number + 1}" for number in range(len(tiers))]
-
-
-def _open_tier(tier: TierConfig, name: str) -> Tier:
-    return FilesTier(tier.path, name=name)
+def _open_tiers(config: Config, slot_bytes: int) -> list[tuple[Tier, LaneOptions]]:
+    """Open every tier; those that were opened are closed again when a later one cannot be."""
+    opened: list[tuple[Tier, LaneOptions]] = []
+    try:
+        for tier, name in zip(config.tiers, tier_names([tier.kind for tier in config.tiers]), strict=True):
+            opened.append((open_tier(tier, name, slot_bytes), _options(tier, config)))
+    except TierError:
+        for open_one, _ in opened:
+            open_one.close()
+        raise
+    return opened
 
 
 def _options(tier: TierConfig, config: Config) -> LaneOptions:
