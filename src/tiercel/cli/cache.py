@@ -143,7 +143,7 @@ def _open(
     places = list(dict.fromkeys(directories))
     if not places:
         tiers = load_config(config_file, settings).tiers
-        places = [tier.path for tier in tiers if tier.kind == "files"]
+        places = [tier.path for tier in tiers if tier.path is not None]
     if not places:
         raise ConfigError("no cache directory: give DIR, or a configuration with a tier of kind 'files'")
     # All of them before anything is done to one.
