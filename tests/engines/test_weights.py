@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.engines.transformers import weights
-from tiercel.engines.transformers.weights import weights_revision
+from tiercel.engines.weights import weights_revision
 from tiercel.errors import ModelError
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from tiercel.blocks.chain import Chain, Media, chain_keys
+from tiercel.blocks.chain import BlockKey, Chain, Media, chain_keys, rechain_keys
 from tiercel.blocks.framing import frame
 from tiercel.errors import RequestError
 
@@ -99,6 +99,11 @@ class Scope:
         Raises `RequestError` for a token id outside 0..2^32-1 or a malformed `media` span.
         """
         keys = chain_keys(self.root, self.tag, tokens, self.identity.block_tokens, tuple(media))
+        return Chain(root=self.root, info=self.info, keys=keys)
+
+    def rechain(self, hashes: Sequence[bytes], parents: Sequence[BlockKey] = ()) -> Chain:
+        """Name blocks by an engine's own chained hashes, one each, following the keys of their `parents`."""
+        keys = (*parents, *rechain_keys(self.root, self.tag, hashes))
         return Chain(root=self.root, info=self.info, keys=keys)
 
     def _digest(self) -> bytes:

@@ -26,7 +26,7 @@ from tiercel.config.paths import cache_dir
 from tiercel.engines.device import resolve_device
 from tiercel.engines.transformers.attention import use_grouped_attention
 from tiercel.engines.transformers.layout import LayerShape
-from tiercel.engines.transformers.weights import readable, weights_revision
+from tiercel.engines.weights import readable, weights_revision
 from tiercel.errors import ConfigError, GeometryError, ModelError
 from tiercel.geometry import KVGeometry
 from tiercel.geometry.registry import TEXT_FAMILIES

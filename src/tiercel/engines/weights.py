@@ -41,15 +41,17 @@ class _Remembered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
 
-def weights_revision(folder: Path, memo_dir: Path | None = None) -> str:
+def weights_revision(
+    folder: Path, memo_dir: Path | None = None, suffixes: tuple[str, ...] = WEIGHT_SUFFIXES
+) -> str:
     """Return the weights version of the model in `folder` as 64 hex digits.
 
     Blocks while it reads files whose digest is not remembered in `memo_dir` (None: remember nothing).
     Raises ModelError when there are no weight files or one cannot be read.
     """
-    files = sorted(path for path in _files(folder) if path.suffix in WEIGHT_SUFFIXES)
+    files = sorted(path for path in _files(folder) if path.suffix in suffixes)
     if not files:
-        raise ModelError(f"model folder {folder} holds no weights; accepted are {', '.join(WEIGHT_SUFFIXES)}")
+        raise ModelError(f"model folder {folder} holds no weights; accepted are {', '.join(suffixes)}")
     combined = blake2b(digest_size=_DIGEST_BYTES, person=b"tiercel-weights")
     for path in [folder / _CONFIG_FILE, *files]:
         try:
