@@ -1,0 +1,122 @@
+"""`tiercel daemon`: the store as a process of its own, shared by the engines of a host."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from tiercel.cli.options import config_options, load_config
+from tiercel.config import Config, default_socket, human_bytes, parse_seconds
+
+_NOTIFY_VARIABLE = "NOTIFY_SOCKET"
+
+
+@click.group("daemon", invoke_without_command=True)
+@click.option("--socket", "path", type=click.Path(path_type=Path), help="Unix socket to serve on.")
+@click.option("--exit-when-idle", metavar="TIME", help="End when no engine was connected for so long.")
+@config_options
+@click.pass_context
+def command(
+    context: click.Context,
+    path: Path | None,
+    exit_when_idle: str | None,
+    config_file: Path | None,
+    settings: Sequence[str],
+) -> None:
+    """Keep one store for all engines of this host, in the foreground until SIGTERM or Ctrl-C.
+
+    \b
+    tiercel daemon --set ram.size=16GiB
+    tiercel daemon --config /etc/tiercel.toml
+    tiercel daemon status
+
+    Engines find it by the same daemon.socket. Their KV stays when they end; disk tiers also stay when the
+    daemon ends, which writes down what is due first.
+    """
+    config = load_config(config_file, settings, {"daemon.socket": None if path is None else str(path)})
+    socket_path = config.daemon.socket or default_socket()
+    if context.invoked_subcommand is not None:
+        context.obj = socket_path
+        return
+    idle_exit_s = None if exit_when_idle is None else parse_seconds(exit_when_idle)
+    logging.basicConfig(level=logging.WARNING, format="tiercel: %(message)s")
+    _serve(config, socket_path, idle_exit_s)
+
+
+@command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.pass_obj
+def status(socket_path: Path, as_json: bool) -> None:
+    """Say how the daemon is: clients, blocks, tiers, hits. Exit code 2 when there is none."""
+    from tiercel.service.connecting import reach
+
+    with reach(socket_path) as store:
+        figures = store.figures()
+    if figures is None:
+        raise click.ClickException(f"daemon at '{socket_path}' does not answer")
+    if as_json:
+        plain = msgspec.to_builtins(figures)
+        click.echo(
+            json.dumps({name: plain[name] for name in ("pid", "clients", "uptime_s", "stats")}, indent=2)
+        )
+        return
+    click.echo(
+        f"daemon {figures.pid} at {socket_path}: up {figures.uptime_s:.0f} s, {figures.clients} clients"
+    )
+    if figures.stats is None:
+        click.echo("  no engine has opened the store yet")
+        return
+    stats, counters = figures.stats, figures.stats.counters
+    click.echo(
+        f"  ram: {stats.ram_blocks} blocks of {human_bytes(stats.slot_bytes)}, "
+        f"{stats.slots - stats.slots_free} of {stats.slots} slots in use, "
+        f"{stats.leases} leases, {stats.pins} pins"
+    )
+    for tier in stats.tiers:
+        cap = "no cap" if tier.cap_bytes is None else f"of {human_bytes(tier.cap_bytes)}"
+        click.echo(
+            f"  {tier.name}: {tier.blocks} blocks, {human_bytes(tier.used_bytes)} {cap}, "
+            f"breaker {tier.breaker}, {tier.pending_writes} writes wait"
+        )
+    click.echo(
+        f"  blocks since start: {counters.looked_up} looked up, {counters.hit} hit, {counters.stored} stored, "
+        f"{counters.stores_skipped} not stored, {counters.loads_failed} loads failed"
+    )
+
+
+def _serve(config: Config, socket_path: Path, idle_exit_s: float | None) -> None:
+    from tiercel.service import Daemon
+
+    daemon = Daemon(config, socket_path)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.stop())
+    click.echo(f"serving on {socket_path}  (SIGTERM or Ctrl-C ends it)")
+    _notify("READY=1")
+    try:
+        daemon.run(idle_exit_s=idle_exit_s)
+    finally:
+        _notify("STOPPING=1")
+        flushed = daemon.close()
+    if not flushed:
+        logging.getLogger("tiercel").warning("not everything could be written down before the deadline")
+
+
+def _notify(state: str) -> None:
+    """Tell a service manager that asks (systemd's `Type=notify`); see sd_notify(3)."""
+    address = os.environ.get(_NOTIFY_VARIABLE, "")
+    if not address:
+        return
+    address = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.sendto(state.encode(), address)
+    except OSError as fault:
+        logging.getLogger("tiercel").warning("%s could not be told: %s", _NOTIFY_VARIABLE, fault.strerror)

@@ -1,0 +1,125 @@
+"""A daemon of an engine's own, for users who named none: started once, joined by all of its processes.
+
+It ends by itself some seconds after the last of them left, however that happened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from tiercel.errors import DaemonError
+
+IDLE_EXIT = "10s"
+_READY_S = 30.0
+_LINE_BYTES_MAX = 4096
+
+
+def private_socket(name: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The socket of the private daemon called `name`, in a directory of this user alone."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    base = Path(runtime) if os.path.isabs(runtime) and os.access(runtime, os.W_OK) else None
+    folder = base / "tiercel" if base else Path(tempfile.gettempdir()) / f"tiercel-{os.geteuid()}"
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return folder / f"private-{digest}.sock"
+
+
+def ensure(path: Path, environ: Mapping[str, str]) -> None:
+    """Have a daemon serve on `path`: the one that does already, or a new one with the settings of `environ`.
+
+    Raises DaemonError with the daemon's own line when it cannot start.
+    """
+    with _alone(path):
+        if not _answers(path):
+            _start(path, environ)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Whoever else owns the directory could put a socket of his there.
+        if path.parent.stat().st_uid != os.geteuid():
+            raise DaemonError(f"directory '{path.parent}' belongs to another user; set XDG_RUNTIME_DIR")
+        fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as fault:
+        raise DaemonError(f"directory '{path.parent}' cannot be used: {fault.strerror}") from None
+    try:
+        _lock(fd, path)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, path: Path) -> None:
+    until_s = time.monotonic() + _READY_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if time.monotonic() > until_s:
+                raise DaemonError(
+                    f"another process has been starting '{path}' for {_READY_S:.0f} s"
+                ) from None
+            time.sleep(0.05)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+    return True
+
+
+def _start(path: Path, environ: Mapping[str, str]) -> None:
+    command = [
+        sys.executable, "-m", "tiercel", "daemon", "--socket", os.fspath(path), "--exit-when-idle", IDLE_EXIT,
+    ]  # fmt: skip
+    log_path = path.with_suffix(".log")
+    with open(log_path, "wb") as log:
+        # A session of its own: Ctrl-C at the engine must not cut the flush short.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=dict(environ),
+            start_new_session=True,
+        )
+    _unpin(process.pid)
+    assert process.stdout is not None
+    with process.stdout as ready:
+        if _first_line(ready.fileno()):
+            # Reaps it when it ends, should that be before us.
+            threading.Thread(target=process.wait, name="tiercel-daemon-wait", daemon=True).start()
+            return
+    process.kill()
+    process.wait()
+    said = log_path.read_text(errors="replace").strip().splitlines()
+    raise DaemonError(said[-1].removeprefix("tiercel: ") if said else f"no daemon came up at '{path}'")
+
+
+def _unpin(pid: int) -> None:
+    """Let a process run on every CPU of the host: engines pin their threads, and children inherit that."""
+    with suppress(OSError):
+        os.sched_setaffinity(pid, range(os.cpu_count() or 1))
+
+
+def _first_line(fd: int) -> bytes:
+    ready, _, _ = select.select([fd], [], [], _READY_S)
+    return os.read(fd, _LINE_BYTES_MAX) if ready else b""
