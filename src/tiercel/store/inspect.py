@@ -29,7 +29,7 @@ from tiercel.blocks import (
 )
 from tiercel.errors import RequestError, TierError
 from tiercel.tiers import Fate
-from tiercel.tiers.files import read_record
+from tiercel.tiers.files import FilesTier
 from tiercel.tiers.folder import Found, Visit, prepare, record_path, unlink_quietly
 from tiercel.tiers.transfer import Transfer
 
@@ -191,7 +191,7 @@ class _Checker:
         self._root = root
         self._repair = repair
         # Direct, so that checking a large cache does not push everything else out of the page cache.
-        self._transfer = Transfer(direct=True)
+        self._tier = FilesTier(root, create=False)
         self._own = threading.local()
 
     def check(self, batch: Sequence[tuple[BlockKey, int]]) -> VerifyReport:
@@ -221,7 +221,7 @@ class _Checker:
         if expected_bytes != file_bytes:
             return f"file has {file_bytes} bytes, its header says {expected_bytes}"
         record = self._buffer(file_bytes)[:file_bytes]
-        outcome = read_record(visit, self._transfer, key, record)
+        (outcome,) = self._tier.read([key], [record])
         if outcome.fate is Fate.MISSING:
             return None
         if outcome.fate is not Fate.OK:

@@ -21,9 +21,11 @@ from tiercel.store.breaker import Breaker
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import TierCounters, TierStats
 from tiercel.store.journal import Journal
-from tiercel.store.lane_index import LaneIndex, Room
+from tiercel.store.lane_index import Cell, LaneIndex, Room
 from tiercel.store.options import LaneOptions, WriteMode
+from tiercel.store.sharing import Sharing
 from tiercel.tiers import Fate, Outcome, Stored, Tier, Usage
+from tiercel.tiers.extras import Shared
 
 T = TypeVar("T")
 
@@ -63,6 +65,7 @@ class Lane:
         self._paused_until_s = 0.0
         self._room_checked_s = -_SPARE_CHECK_S
         self._closed = False
+        self._sharing = Sharing(self, tier, lock) if isinstance(tier, Shared) else None
 
     # Under the store's lock.
 
@@ -105,7 +108,7 @@ class Lane:
         for record in records:
             # What the slot held before must not pass for an answer of the tier.
             record[: len(_NO_RECORD)] = _NO_RECORD
-        outcomes = self._call(self.tier.read, keys, records)
+        outcomes = self.outcomes(self.tier.read, keys, records)
         verified = [
             verify(record, key) if outcome.fate is Fate.OK else outcome.reason
             for key, record, outcome in zip(keys, records, outcomes, strict=True)
@@ -148,7 +151,7 @@ class Lane:
         try:
             if self._evict(sizes, room):
                 started_s = time.monotonic()
-                outcomes = self._call(
+                outcomes = self.outcomes(
                     self.tier.write, [keys[index] for index in chosen], [records[index] for index in chosen]
                 )
                 with self._lock:
@@ -166,7 +169,7 @@ class Lane:
         """Remove records the index no longer lists. One that would not go is listed (doubted) again."""
         keys = list(records)
         gone = True
-        for key, outcome in zip(keys, self._call(self.tier.delete, keys), strict=True):
+        for key, outcome in zip(keys, self.outcomes(self.tier.delete, keys), strict=True):
             if outcome.fate in (Fate.OK, Fate.MISSING):
                 continue
             gone = False
@@ -201,7 +204,7 @@ class Lane:
 
         False when the tier did not let all of them be listed and deleted.
         """
-        stored = self._scan_tier()
+        stored = self.listing(self.tier.scan, Stored)
         if stored is None:
             return False
         for one in stored:
@@ -219,7 +222,7 @@ class Lane:
         """Learn what the tier already holds: oldest first, behind everything learned meanwhile."""
         with self._lock:
             generation = self.index.begin_scan()
-        stored = self._scan_tier()
+        stored = self.listing(self._sharing.listed if self._sharing else self.tier.scan, Stored)
         if stored is None:
             return
         stored.sort(key=lambda one: one.used_s, reverse=True)
@@ -241,7 +244,11 @@ class Lane:
         with self._lock:
             evicted = self.index.make_room(0)
         if evicted:
-            self.delete(evicted)
+            self.delete(self._unused(evicted))
+
+    def keep_in_step(self) -> float | None:
+        """Learn what others do in the place; after how many seconds to do so again, None if never."""
+        return self._sharing.round() if self._sharing and not self._closed else None
 
     def close(self, deadline_s: float) -> None:
         """Call the tier no more and let it end; one that does not within the deadline is left behind."""
@@ -287,12 +294,18 @@ class Lane:
 
     def _evict(self, sizes: Mapping[BlockKey, int], room: Room) -> bool:
         """Delete what must make room. False, with the reservation taken back, if it would not go."""
-        if not room.evicted or self.delete(room.evicted):
+        if not room.evicted or self.delete(self._unused(room.evicted)):
             return True
         with self._lock:
             self.counters.writes_dropped += len(sizes)
             self.index.unreserve(sizes, room, time.monotonic())
         return False
+
+    def _unused(self, evicted: Mapping[BlockKey, Cell]) -> dict[BlockKey, int]:
+        """Of blocks just evicted those to delete, with bytes: what others use in the place is spared."""
+        if self._sharing is not None:
+            return self._sharing.unused(evicted)
+        return {key: cell.record_bytes for key, cell in evicted.items()}
 
     def _settle(
         self,
@@ -361,9 +374,10 @@ class Lane:
 
     # The one place where a tier is called: its exceptions and malformed answers end here.
 
-    def _call(
+    def outcomes(
         self, call: Callable[..., list[Outcome]], keys: Sequence[BlockKey], *args: object
     ) -> list[Outcome]:
+        """What the tier says to a call about some keys."""
         if not keys:
             return []
         with self._timed():
@@ -375,9 +389,20 @@ class Lane:
             answer = _answer(lambda: self.tier.contains(keys), bool, len(keys))
         return answer if isinstance(answer, list) else self._failed_to("contains", answer, [])
 
-    def _scan_tier(self) -> list[Stored] | None:
-        answer = _answer(self.tier.scan, Stored, None)
+    def listing(self, call: Callable[[], Iterable[T]], kind: type[T]) -> list[T] | None:
+        """What the tier lists, which may take long; None if it could not."""
+        answer = _answer(call, kind, None)
         return answer if isinstance(answer, list) else self._failed_to("scan", answer, None)
+
+    def dates(
+        self, call: Callable[[Sequence[BlockKey]], list[float | None]], keys: list[BlockKey]
+    ) -> list[float | None]:
+        """When the tier says that records were last used; None where it does not."""
+        with self._timed():
+            answer = _answer(lambda: call(keys), object, len(keys))
+        if not isinstance(answer, list):
+            return self._failed_to("dates", answer, [None] * len(keys))
+        return [one if isinstance(one, float) else None for one in answer]
 
     def _failed_to(self, what: str, reason: str, instead: T) -> T:
         with self._lock:

@@ -2,6 +2,10 @@
 
 Pure bookkeeping for one lane: no call to a tier, no clock of its own, no lock. The store's lock protects it.
 
+In a place that others use too, what a record is listed with includes the date it carries there, to the
+minute and as far as we know. So a use of ours is dated there once in a while only (`due`), and a younger date
+found there is the use of another process.
+
 A record may be *doubted*: it is there and takes room, but a read or write of it failed, so it is not offered
 until a while has passed or it is written again. A scope may be *barred* while it is being purged: nothing of
 it may come or be found.
@@ -12,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tiercel.blocks import BlockKey
 from tiercel.tiers import Stored
@@ -20,13 +25,25 @@ from tiercel.tiers import Stored
 DOUBT_S = 60.0
 # Eviction frees a little more than asked, so that a full tier is not one delete per write.
 _EVICT_AHEAD = 1 / 64
+# A record in use is dated anew in a shared place once in so many minutes. Younger dates are others' uses.
+_DATE_MIN = 5
+_DUE_MAX = 1 << 14
+# Pairs of size and date that records share in memory; more are forgotten, and then kept once per record.
+_CELLS_MAX = 4096
+
+
+class Cell(NamedTuple):
+    """What a record is listed with: its bytes, and the minute (of the epoch) its date there shows."""
+
+    record_bytes: int
+    dated_min: int
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What left the index for a write, with bytes: other blocks, and older records of the keys written."""
+    """What left the index for a write: other blocks, and older records of the keys written (with bytes)."""
 
-    evicted: dict[BlockKey, int]
+    evicted: dict[BlockKey, Cell]
     replaced: dict[BlockKey, int]
 
 
@@ -48,13 +65,19 @@ class LaneIndex:
         self.generation = 0
         self._protected = protected
         self._changed = changed
-        self._known: OrderedDict[BlockKey, int] = OrderedDict()
+        self._known: OrderedDict[BlockKey, Cell] = OrderedDict()
+        self._cells: dict[Cell, Cell] = {}
+        # The minute now, set by whoever keeps a shared place in step; 0 where nobody does: no date matters.
+        self.now_min = 0
+        # Keys whose use is to be dated in the place, with how many blocks stand before each.
+        self.due: dict[BlockKey, int] = {}
         self._doubted: dict[BlockKey, float] = {}
         self._barred: list[bytes | None] = []
         # Keys in a write call: the record may be there already, but only the end of the call decides.
         self._writing: set[BlockKey] = set()
         # Keys dropped while a scan runs: its listing may still name them.
         self._dropped_in_scan: set[BlockKey] | None = None
+        self._entered_in_scan: set[BlockKey] = set()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -71,27 +94,37 @@ class LaneIndex:
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Mark a chain as used now, leaf first, so that its parents are the younger ones."""
-        for key in reversed(keys):
-            if key in self._known:
-                self._known.move_to_end(key)
+        for depth in range(len(keys) - 1, -1, -1):
+            key = keys[depth]
+            cell = self._known.get(key)
+            if cell is None:
+                continue
+            self._known.move_to_end(key)
+            # Either way: a date from a clock that ran ahead must not keep a record for good.
+            if abs(self.now_min - cell.dated_min) > _DATE_MIN and self.now_min and len(self.due) < _DUE_MAX:
+                self._known[key] = self._cell(cell.record_bytes, self.now_min)
+                self.due[key] = depth
 
-    def enter(self, key: BlockKey, record_bytes: int) -> None:
-        """List a record that is surely there."""
-        if key not in self._known:
+    def enter(self, key: BlockKey, record_bytes: int, dated_min: int | None = None) -> None:
+        """List a record that is surely there, dated now unless `dated_min` says when."""
+        old = self._known.get(key)
+        if old is None:
             self._changed(key, True)
-        self.used_bytes += record_bytes - self._known.get(key, 0)
-        self._known[key] = record_bytes
+            if self._dropped_in_scan is not None:
+                self._entered_in_scan.add(key)
+        self.used_bytes += record_bytes - (old.record_bytes if old else 0)
+        self._known[key] = self._cell(record_bytes, self.now_min if dated_min is None else dated_min)
         self._doubted.pop(key, None)
 
     def forget(self, keys: Iterable[BlockKey]) -> dict[BlockKey, int]:
         """Drop keys from the index; returns those that were in it, with their bytes."""
         dropped: dict[BlockKey, int] = {}
         for key in keys:
-            size = self._known.pop(key, None)
-            if size is not None:
-                dropped[key] = size
+            cell = self._known.pop(key, None)
+            if cell is not None:
+                dropped[key] = cell.record_bytes
                 self._changed(key, False)
-                self.used_bytes -= size
+                self.used_bytes -= cell.record_bytes
                 self._doubted.pop(key, None)
         if self._dropped_in_scan is not None:
             self._dropped_in_scan.update(dropped)
@@ -122,20 +155,39 @@ class LaneIndex:
     def begin_scan(self) -> int:
         """Note that a listing is made now; returns the generation it belongs to."""
         self._dropped_in_scan = set()
+        self._entered_in_scan = set()
         return self.generation
 
     def learn_scanned(self, one: Stored, now_s: float) -> None:
         """Enter a listed record, behind everything used since; corrects the size of one known by a probe."""
         if one.key in self._known:
             if self.has(one.key, now_s):
-                self.enter(one.key, one.record_bytes)
+                self.enter(one.key, one.record_bytes, self._known[one.key].dated_min)
             return
-        dropped = self._dropped_in_scan is not None and one.key in self._dropped_in_scan
-        if not dropped and self.learn(one.key, one.record_bytes, now_s):
+        if self._learn_listed(one):
             self._known.move_to_end(one.key, last=False)
+
+    def learn_news(self, one: Stored, now_s: float) -> None:
+        """Enter a record that another process has just written, as if we had."""
+        if one.key in self._known:
+            self.learn_scanned(one, now_s)
+        else:
+            self._learn_listed(one)
+
+    def lost(self, key: BlockKey) -> bool:
+        """Whether a listed record that a listing does not name is gone, and was not just written by us."""
+        return key in self._known and key not in self._entered_in_scan
 
     def end_scan(self) -> None:
         self._dropped_in_scan = None
+        self._entered_in_scan = set()
+
+    def _learn_listed(self, one: Stored) -> bool:
+        dropped = self._dropped_in_scan is not None and one.key in self._dropped_in_scan
+        if dropped or one.key in self._writing or self.barred(one.key):
+            return False
+        self.enter(one.key, one.record_bytes, int(one.used_s // 60))
+        return True
 
     def bar(self, tag: bytes | None) -> dict[BlockKey, int]:
         """Find nothing of a scope until `unbar`, and make older listings stale. Returns its records."""
@@ -185,21 +237,44 @@ class LaneIndex:
         """The write call of these keys is over, whatever became of it."""
         self._writing.difference_update(keys)
 
-    def make_room(self, need_bytes: int) -> dict[BlockKey, int] | None:
+    def make_room(self, need_bytes: int) -> dict[BlockKey, Cell] | None:
         """Drop the coldest records until `need_bytes` more fit the cap. Returns them; None if in vain."""
         if self.cap_bytes is None or self.used_bytes + need_bytes <= self.cap_bytes:
             return {}
         must_free = self.used_bytes + need_bytes - self.cap_bytes
         wanted = must_free + int(self.cap_bytes * _EVICT_AHEAD)
-        chosen: list[BlockKey] = []
+        chosen: dict[BlockKey, Cell] = {}
         freed = 0
-        for key, size in self._known.items():
+        for key, cell in self._known.items():
             if freed >= wanted:
                 break
             if not self._protected(key):
-                chosen.append(key)
-                freed += size
+                chosen[key] = cell
+                freed += cell.record_bytes
         if freed < must_free:
             return None
         self.evicted_blocks += len(chosen)
-        return self.forget(chosen)
+        self.forget(chosen)
+        return chosen
+
+    def spare(self, evicted: Mapping[BlockKey, Cell], dates: Iterable[float | None]) -> list[BlockKey]:
+        """Take back those just evicted that another process has used since, and say which.
+
+        `dates` (seconds) is what they carry in the place now. One in the future, of a clock that is wrong,
+        spares nothing.
+        """
+        spared: list[BlockKey] = []
+        for (key, cell), date_s in zip(evicted.items(), dates, strict=True):
+            date_min = int(date_s // 60) if date_s is not None else 0
+            used = cell.dated_min + _DATE_MIN < date_min <= self.now_min + 1
+            if used and key not in self._writing and not self.barred(key):
+                self.enter(key, cell.record_bytes, date_min)
+                spared.append(key)
+        self.evicted_blocks -= len(spared)
+        return spared
+
+    def _cell(self, record_bytes: int, dated_min: int) -> Cell:
+        if len(self._cells) >= _CELLS_MAX:
+            self._cells.clear()
+        cell = Cell(record_bytes, dated_min)
+        return self._cells.setdefault(cell, cell)

@@ -213,11 +213,13 @@ class Traffic:
         return done
 
     def scan(self) -> None:
-        """Index what the tier holds, on a thread of its own, trying again until it works."""
+        """Index what the tier holds, on a thread of its own, again until it works; then keep in step."""
         threading.Thread(target=self._scan, name=f"tiercel-{self.lane.name}-scan", daemon=True).start()
 
     def _scan(self) -> None:
-        self._retry(self._scan_once)
+        if self._retry(self._scan_once):
+            while (pause_s := self.lane.keep_in_step()) is not None and not self._closing.wait(pause_s):
+                pass
 
     def _scan_once(self) -> bool:
         self.lane.scan()

@@ -3,7 +3,8 @@
 A file appears under its final name only when complete (temporary name, checked write, rename); nothing
 is fsynced, for a torn file fails its checksum on the way back. Reads and writes are direct I/O where the
 file system allows, one vectored call into or out of page-aligned slots. No index, no eviction, no locks:
-any number of processes may share the directory. Names and folders are `tiercel.tiers.folder`'s.
+any number of processes, also on several hosts, may share the directory, and `changes`, `dates` and `touch`
+tell each what the others do. Names and folders are `tiercel.tiers.folder`'s.
 """
 
 from __future__ import annotations
@@ -13,23 +14,33 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from tiercel.blocks import PAGE_BYTES, BlockKey
 from tiercel.blocks.record import HEADER_BYTES, depth_of
 from tiercel.tiers.base import MISSING, OK, Fate, Outcome, Stored, Usage
-from tiercel.tiers.folder import Mark, Visit, prepare, record_name, record_path, temp_name, unlink_quietly
+from tiercel.tiers.extras import Oddments, Part, age_s
+from tiercel.tiers.folder import (
+    Folder,
+    Mark,
+    Visit,
+    prepare,
+    record_name,
+    record_path,
+    temp_name,
+    unlink_quietly,
+)
 from tiercel.tiers.transfer import Transfer
 
 # A read refreshes a file's time at most this often: recency for other processes without a write per hit.
 _RETOUCH_S = 60.0
-# Parents are dated younger than their children, so that whoever evicts by age takes leaves first. More than
-# a block takes to be computed and written, or the order of writing would undo it. Bounded: the depth is read
-# before the record is verified, and a file dated an hour back would pass for an abandoned one.
-_DEPTH_AGE_NS = 1_000_000_000
-_DEPTH_MAX = 1800
+# A folder's time is trusted to show a later change once another folder's is so much younger: the clock of the
+# file system has moved on since, however coarse it is.
+_SETTLED_NS = 10_000_000_000
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# On NFS a file or folder that another host has removed may say so only when it is used.
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _CLOSED = Outcome(Fate.FAILED, "closed")
 _LINK = Outcome(Fate.CORRUPT, "a link, not a file")
 
@@ -37,16 +48,20 @@ _LINK = Outcome(Fate.CORRUPT, "a link, not a file")
 class FilesTier:
     """A directory of records. Raises `TierError` when it cannot be used at all; later faults are outcomes.
 
-    With `create` false a directory that is not yet a cache is refused instead of made into one.
+    With `create` false it is looked at from outside: a directory that is not yet a cache is refused instead
+    of made into one, and nothing is changed unasked, not even the date of a file.
     """
 
     def __init__(self, root: Path, *, name: str = "disk", direct: bool = True, create: bool = True) -> None:
         prepare(root, create)
         self._root = root
         self._name = name
-        self._transfer = Transfer(direct)
+        self._resident = create
+        self._transfer = Transfer(direct, f"{name}: {root}")
         self._serial = itertools.count()
         self._mark: Mark | None = None
+        # By folder: when it had changed last, and whether that time would show a later change.
+        self._listed: dict[bytes, tuple[int, bool]] = {}
         self._closed = False
 
     @property
@@ -89,15 +104,78 @@ class FilesTier:
 
     def scan(self) -> Iterator[Stored]:
         """Every record, by names and sizes only; leftovers of dead writers are removed on the way."""
+        self._check_open()
+        with self._visit() as visit:
+            for folder in visit.folders():
+                yield from self._records(folder)
+
+    def changes(self, afresh: bool) -> Iterator[Part]:
+        """The folders whose listing changed since the last call; an unchanged one costs opening it."""
+        self._check_open()
+        if afresh:
+            self._listed.clear()
+        gone = set(self._listed)
+        newest_ns = max((changed_ns for changed_ns, _ in self._listed.values()), default=0)
+        with self._visit() as visit:
+            for folder in visit.folders():
+                gone.discard(folder.prefix)
+                changed_ns = folder.changed_ns
+                newest_ns = max(newest_ns, changed_ns)
+                if self._listed.get(folder.prefix) == (changed_ns, True):
+                    continue
+                seen_before = self._listed.get(folder.prefix) == (changed_ns, False)
+                yield Part(folder.prefix, list(self._records(folder)))
+                settled = seen_before or changed_ns < newest_ns - _SETTLED_NS
+                self._listed[folder.prefix] = (changed_ns, settled)
+        for prefix in gone:
+            yield Part(prefix, [])
+            del self._listed[prefix]
+
+    def dates(self, keys: Sequence[BlockKey]) -> list[float | None]:
         if self._closed:
-            raise OSError(errno.EBADF, "closed")
+            return [None] * len(keys)
+        try:
+            with self._visit() as visit:
+                return [visit.used_s(key) for key in keys]
+        except OSError:
+            return [None] * len(keys)
+
+    def touch(self, keys: Sequence[BlockKey], ages_s: Sequence[float]) -> list[Outcome]:
+        now_ns = time.time_ns()
+        dated = [(key, now_ns - int(one * 1e9)) for key, one in zip(keys, ages_s, strict=True)]
+        return self._each(len(dated), lambda visit, at: _touch(visit, dated[at][0], now_ns, dated[at][1]))
+
+    def peek(self, keys: Sequence[BlockKey]) -> list[bytes | Outcome]:
+        heads = [bytes(HEADER_BYTES)] * len(keys)
+
+        def head(visit: Visit, at: int) -> Outcome:
+            outcome, heads[at] = _peek(visit, keys[at])
+            return outcome
+
+        outcomes = self._each(len(keys), head)
+        return [heads[at] if outcome.fate is Fate.OK else outcome for at, outcome in enumerate(outcomes)]
+
+    def oddments(self, remove: bool) -> Oddments:
+        """What is no record in the folders of records. Raises `OSError` when the place is gone."""
+        leftovers = other_files = 0
         now_s = time.time()
         with self._visit() as visit:
             for found in visit.walk():
                 if found.key is not None:
-                    yield Stored(found.key, found.file_bytes, found.used_s)
-                elif found.abandoned(now_s):
+                    continue
+                if not found.abandoned(now_s):
+                    other_files += not found.name.endswith(".tmp")
+                    continue
+                leftovers += 1
+                if remove:
                     found.remove()
+        return Oddments(leftovers, other_files)
+
+    def prune(self, tags: Collection[bytes]) -> None:
+        """Remove the empty folders of these scopes. Raises `OSError` when the place is gone."""
+        with self._visit() as visit:
+            for tag in tags:
+                visit.prune(tag)
 
     def usage(self) -> Usage:
         try:
@@ -108,6 +186,18 @@ class FilesTier:
 
     def close(self) -> None:
         self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "closed")
+
+    def _records(self, folder: Folder) -> Iterator[Stored]:
+        now_s = time.time()
+        for found in folder.files():
+            if found.key is not None:
+                yield Stored(found.key, found.file_bytes, found.used_s)
+            elif self._resident and found.abandoned(now_s):
+                found.remove()
 
     def _visit(self) -> Visit:
         visit = Visit(self._root, self._mark)
@@ -126,7 +216,28 @@ class FilesTier:
             return [act(visit, at) for at in range(count)]
 
     def _read(self, visit: Visit, key: BlockKey, record: memoryview) -> Outcome:
-        return read_record(visit, self._transfer, key, record, _retouch)
+        outcome, fd = _open(visit, key)
+        if fd < 0:
+            return outcome
+        try:
+            outcome = self._fill(fd, record)
+            if outcome is OK and self._resident:
+                _retouch(fd, record)
+        except OSError as fault:
+            return _unread(fault)
+        finally:
+            os.close(fd)
+        return outcome
+
+    def _fill(self, fd: int, record: memoryview) -> Outcome:
+        seen = os.fstat(fd)
+        size = seen.st_size
+        if not stat.S_ISREG(seen.st_mode):
+            return Outcome(Fate.CORRUPT, "not a file")
+        if size < HEADER_BYTES or size % PAGE_BYTES or size > len(record):
+            return Outcome(Fate.CORRUPT, f"file has {size} bytes")
+        done = self._transfer.read(fd, record[:size])
+        return OK if done == size else Outcome(Fate.CORRUPT, f"file ends at {done} of {size} bytes")
 
     def _write(self, visit: Visit, key: BlockKey, record: memoryview) -> Outcome:
         temp = temp_name(next(self._serial))
@@ -148,52 +259,51 @@ class FilesTier:
         return OK
 
 
-def read_record(
-    visit: Visit,
-    transfer: Transfer,
-    key: BlockKey,
-    record: memoryview,
-    used: Callable[[int, memoryview], None] | None = None,
-) -> Outcome:
-    """Fill `record` with the file of `key`, and call `used` with its descriptor when that went well."""
+def _open(visit: Visit, key: BlockKey) -> tuple[Outcome, int]:
+    """The record of `key` opened for reading; -1 with the reason if it cannot be."""
     try:
-        fd = visit.open(key)
-    except (FileNotFoundError, NotADirectoryError):
-        return MISSING
+        return OK, visit.open(key)
     except OSError as fault:
-        return _LINK if fault.errno == errno.ELOOP else _failed(fault)
+        return (_LINK if fault.errno == errno.ELOOP else _unread(fault)), -1
+
+
+def _peek(visit: Visit, key: BlockKey) -> tuple[Outcome, bytes]:
+    outcome, fd = _open(visit, key)
+    if fd < 0:
+        return outcome, b""
     try:
-        seen = os.fstat(fd)
-        size = seen.st_size
-        if not stat.S_ISREG(seen.st_mode):
-            return Outcome(Fate.CORRUPT, "not a file")
-        if size < HEADER_BYTES or size % PAGE_BYTES or size > len(record):
-            return Outcome(Fate.CORRUPT, f"file has {size} bytes")
-        done = transfer.read(fd, record[:size])
-        if done < size:
-            return Outcome(Fate.CORRUPT, f"file ends at {done} of {size} bytes")
-        if used is not None:
-            used(fd, record)
+        page = memoryview(bytearray(HEADER_BYTES))
+        # Buffered: direct I/O would read no less.
+        count = Transfer(direct=False).read(fd, page)
     except OSError as fault:
-        return _failed(fault)
+        return _unread(fault), b""
     finally:
         os.close(fd)
-    return OK
+    return OK, bytes(page[:count])
 
 
 def _delete(visit: Visit, key: BlockKey) -> Outcome:
     try:
         os.unlink(record_name(key), dir_fd=visit.folder(key))
-    except (FileNotFoundError, NotADirectoryError):
-        return MISSING
     except OSError as fault:
-        return _failed(fault)
+        return _unread(fault)
+    return OK
+
+
+def _touch(visit: Visit, key: BlockKey, now_ns: int, dated_ns: int) -> Outcome:
+    try:
+        visit.date(key, now_ns, dated_ns)
+    except PermissionError:
+        # Of another user, in a directory that we may only read: our use is just not recorded.
+        return OK
+    except OSError as fault:
+        return _unread(fault)
     return OK
 
 
 def _dated(record: memoryview, now_ns: int) -> int:
-    """The time a record used at `now_ns` gets: a step older for each block that stands before it."""
-    return now_ns - min(depth_of(record), _DEPTH_MAX) * _DEPTH_AGE_NS
+    """The time a record used at `now_ns` gets."""
+    return now_ns - int(age_s(depth_of(record)) * 1e9)
 
 
 def _retouch(fd: int, record: memoryview) -> None:
@@ -216,6 +326,10 @@ def _date(fd: int, now_ns: int, dated_ns: int) -> None:
     except PermissionError:
         # Who may write to another user's file may date it, but only as of now.
         os.utime(fd)
+
+
+def _unread(fault: OSError) -> Outcome:
+    return MISSING if fault.errno in _NOT_THERE else _failed(fault)
 
 
 def _failed(fault: OSError) -> Outcome:

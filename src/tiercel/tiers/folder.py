@@ -70,6 +70,19 @@ class Found:
         unlink_quietly(self.name, self.folder_fd)
 
 
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An open folder of records: what their keys begin with, and when its listing last changed."""
+
+    prefix: bytes
+    changed_ns: int
+    fd: int
+
+    def files(self) -> Iterator[Found]:
+        """Every file in it."""
+        return _files(self.fd, self.prefix.hex())
+
+
 def record_name(key: BlockKey) -> str:
     """Name of a record within its folder."""
     return key[TAG_BYTES + 1 :].hex() + _SUFFIX
@@ -191,6 +204,22 @@ class Visit:
             return False
         return stat.S_ISREG(seen.st_mode)
 
+    def used_s(self, key: BlockKey) -> float | None:
+        """The date of a record; None where there is none."""
+        try:
+            return os.stat(record_path(key), dir_fd=self._root_fd, follow_symlinks=False).st_mtime
+        except OSError:
+            return None
+
+    def date(self, key: BlockKey, now_ns: int, dated_ns: int) -> None:
+        """Date a record as used at `dated_ns`. Raises `OSError`."""
+        name, folder = record_name(key), self.folder(key)
+        try:
+            os.utime(name, ns=(now_ns, dated_ns), dir_fd=folder, follow_symlinks=False)
+        except PermissionError:
+            # Who may write to another user's file may date it, but only as of now.
+            os.utime(name, dir_fd=folder, follow_symlinks=False)
+
     def open(self, key: BlockKey) -> int:
         """Open the record of `key` for reading; the descriptor is the caller's.
 
@@ -231,9 +260,14 @@ class Visit:
 
     def walk(self, tag: bytes | None = None) -> Iterator[Found]:
         """Every file in the folders of records (of one scope), in no order. Raises `OSError`."""
+        for folder in self.folders(tag):
+            yield from folder.files()
+
+    def folders(self, tag: bytes | None = None) -> Iterator[Folder]:
+        """Every folder of records (of one scope), each open until the next is asked for. Raises `OSError`."""
         names = _folder_names(self._root_fd, _TAG_NAME) if tag is None else [tag.hex()]
         for name in names:
-            yield from self._walk_tag(name)
+            yield from self._folders_of(name)
 
     def prune(self, tag: bytes) -> None:
         """Remove the folders of a scope that are empty; others stay."""
@@ -279,7 +313,7 @@ class Visit:
             os.fchmod(fd, os.fstat(fd).st_mode & 0o7000 | 0o770)
         return fd
 
-    def _walk_tag(self, tag: str) -> Iterator[Found]:
+    def _folders_of(self, tag: str) -> Iterator[Folder]:
         try:
             tag_fd = self._step(self._root_fd, tag, create=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -291,7 +325,7 @@ class Visit:
                 except (FileNotFoundError, NotADirectoryError):
                     continue
                 try:
-                    yield from _files(fan_fd, tag + fan)
+                    yield Folder(bytes.fromhex(tag + fan), os.fstat(fan_fd).st_mtime_ns, fan_fd)
                 finally:
                     os.close(fan_fd)
         finally:

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import threading
 
 from tiercel.blocks import PAGE_BYTES
 
+log = logging.getLogger("tiercel")
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Transfer:
     """Reads and writes of one place. Direct I/O is given up once, for good, when the place refuses it."""
 
-    def __init__(self, direct: bool) -> None:
+    def __init__(self, direct: bool, place: str = "") -> None:
+        self._place = place
         self._direct = direct and _O_DIRECT != 0
         self._lock = threading.Lock()
 
@@ -80,4 +83,6 @@ class Transfer:
 
     def _give_up(self) -> None:
         with self._lock:
-            self._direct = False
+            first, self._direct = self._direct, False
+        if first:
+            log.warning("%s: direct I/O is refused there; going through the page cache", self._place)
