@@ -87,7 +87,8 @@ def status(socket_path: Path, as_json: bool) -> None:
             f"breaker {tier.breaker}, {tier.pending_writes} writes wait"
         )
     click.echo(
-        f"  blocks since start: {counters.looked_up} looked up, {counters.hit} hit, {counters.stored} stored, "
+        f"  blocks since start: {counters.looked_up} looked up, {counters.hit} hit, "
+        f"{counters.stored} stored, "
         f"{counters.stores_skipped} not stored, {counters.loads_failed} loads failed"
     )
 
