@@ -3,7 +3,7 @@
     offset bytes  field
     0      8      magic  b"TIERCEL\\x01"
     8      4      header version (u32, little endian like all numbers)
-    12     4      codec of the payload (0 = raw)
+    12     4      codec of the payload (0 = raw, 64 = encrypted, see `tiercel.tiers.encrypted`)
     16     32     block key
     48     32     scope root
     80     8      payload bytes at rest
@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -34,6 +35,7 @@ HEADER_BYTES = 4096
 PAGE_BYTES = 4096
 HEADER_VERSION = 1
 RAW_CODEC = 0
+ENCRYPTED_CODEC = 64
 _MAGIC = b"TIERCEL\x01"
 _FIXED = struct.Struct("<8sII32s32sQQIIQ16s")
 _SUM_BYTES = 16
@@ -55,7 +57,7 @@ class Header:
     depth: int
     sealed_ns: int
     checksum: bytes
-    info: dict[str, str | int]
+    info: dict[str, str | int] = field(default_factory=dict)
 
 
 def record_bytes(payload_bytes: int) -> int:
@@ -78,15 +80,35 @@ def seal(record: memoryview, chain: Chain, index: int, payload_bytes: int, now_n
     # Names are bounded (Identity), but a many-byte script could still overflow the page: listings then
     # lose the description, never the block.
     info = chain.info if len(chain.info) <= INFO_BYTES_MAX else b"{}"
-    fixed = _FIXED.pack(
-        _MAGIC, HEADER_VERSION, RAW_CODEC, chain.keys[index], chain.root, payload_bytes, payload_bytes,
-        index, len(info), now_ns, checksum,
-    )  # fmt: skip
-    header = fixed + xxhash.xxh3_128_digest(fixed + info) + info
-    record[: len(header)] = header
-    record[len(header) : HEADER_BYTES] = bytes(HEADER_BYTES - len(header))
+    sealed = Header(
+        key=chain.keys[index],
+        root=chain.root,
+        codec=RAW_CODEC,
+        payload_bytes=payload_bytes,
+        decoded_bytes=payload_bytes,
+        depth=index,
+        sealed_ns=now_ns,
+        checksum=checksum,
+    )
+    write_header(record, sealed, info)
     padding = record_bytes(payload_bytes) - end
     record[end : end + padding] = bytes(padding)
+
+
+def write_header(record: memoryview, header: Header, info: bytes) -> None:
+    """Fill the first page of `record`. `info` is the JSON of `header.info`, at most `INFO_BYTES_MAX` long."""
+    fixed = _FIXED.pack(
+        _MAGIC, HEADER_VERSION, header.codec, header.key, header.root, header.payload_bytes,
+        header.decoded_bytes, header.depth, len(info), header.sealed_ns, header.checksum,
+    )  # fmt: skip
+    page = fixed + xxhash.xxh3_128_digest(fixed + info) + info
+    record[: len(page)] = page
+    record[len(page) : HEADER_BYTES] = bytes(HEADER_BYTES - len(page))
+
+
+def header_part(record: memoryview) -> bytes:
+    """The bytes of a parsed record's header without the zeros that fill its page."""
+    return bytes(record[: _INFO_AT + int.from_bytes(record[100:104], "little")])
 
 
 def parse(record: memoryview | bytes) -> Header | str:
@@ -111,14 +133,19 @@ def parse(record: memoryview | bytes) -> Header | str:
     return Header(BlockKey(key), root, codec, at_rest, decoded, depth, sealed_ns, checksum, _parse_info(info))
 
 
-def verify(record: memoryview, key: BlockKey) -> Header | str:
-    """The header if `record` is exactly the block `key`, else what is wrong. Reads every byte."""
+def verify(
+    record: memoryview, key: BlockKey, codecs: Container[int] = frozenset({RAW_CODEC})
+) -> Header | str:
+    """The header if `record` is exactly the block `key`, else what is wrong. Reads every byte.
+
+    Whoever only wants to know whether a record is sound as it lies there names more `codecs`.
+    """
     header = parse(record)
     if isinstance(header, str):
         return header
     if header.key != key:
         return "another block's record"
-    if header.codec != RAW_CODEC:
+    if header.codec not in codecs:
         return f"codec {header.codec} is unknown"
     end = HEADER_BYTES + header.payload_bytes
     if end > len(record):
