@@ -10,7 +10,6 @@ tell each what the others do. Names and folders are `tiercel.tiers.folder`'s.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 import time
@@ -58,7 +57,6 @@ class FilesTier:
         self._name = name
         self._resident = create
         self._transfer = Transfer(direct, f"{name}: {root}")
-        self._serial = itertools.count()
         self._mark: Mark | None = None
         # By folder: when it had changed last, and whether that time would show a later change.
         self._listed: dict[bytes, tuple[int, bool]] = {}
@@ -240,7 +238,7 @@ class FilesTier:
         return OK if done == size else Outcome(Fate.CORRUPT, f"file ends at {done} of {size} bytes")
 
     def _write(self, visit: Visit, key: BlockKey, record: memoryview) -> Outcome:
-        temp = temp_name(next(self._serial))
+        temp = temp_name()
         try:
             fd, folder = visit.create(key, temp)
         except OSError as fault:

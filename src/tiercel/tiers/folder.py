@@ -11,6 +11,7 @@ a link planted in the cache leads nowhere. Nothing here reads or writes a record
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import socket
@@ -40,6 +41,8 @@ _EMPTY_ENOUGH = re.compile(rf"lost\+found|\.{FORMAT_NAME}-.*")
 _HOST = blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 # In a container every run has the same process id: this tells a leftover of the last run from our own file.
 _PROCESS = os.urandom(4).hex()
+# One for all: a process may have opened a directory twice.
+_SERIAL = itertools.count()
 
 Mark = tuple[int, int, int, int]
 
@@ -93,9 +96,9 @@ def record_path(key: BlockKey) -> str:
     return f"{key[:TAG_BYTES].hex()}/{key[TAG_BYTES : TAG_BYTES + 1].hex()}/{record_name(key)}"
 
 
-def temp_name(serial: int) -> str:
-    """Name for an unfinished record, not used by anybody else; the same length for every key."""
-    return f".{_HOST}-{os.getpid()}-{_PROCESS}-{serial}.tmp"
+def temp_name() -> str:
+    """Name for an unfinished record, never used before by anybody; the same length for every key."""
+    return f".{_HOST}-{os.getpid()}-{_PROCESS}-{next(_SERIAL)}.tmp"
 
 
 def prepare(root: Path, create: bool) -> None:
