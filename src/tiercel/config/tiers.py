@@ -19,6 +19,7 @@ from tiercel.errors import ConfigError
 
 # Packages add kinds of tiers under this group; the name of the entry point is the kind.
 TIER_ENTRY_POINTS = "tiercel.tiers"
+KEY_SOURCES = ("file:", "env:", "command:")
 # Parameters that say where a place is; all others only say how it is used.
 _PLACE_PARAMETERS = ("endpoint", "prefix")
 
@@ -30,6 +31,11 @@ def check_tiers(tiers: Sequence[TierConfig], assigned: Mapping[str, Assignment])
     for index, tier in enumerate(tiers):
         _check_kind(tier, f"{TIERS}.{index}", assigned)
         _check_needs(tier, f"{TIERS}.{index}", assigned)
+        if tier.encrypt is not None and not tier.encrypt.startswith(KEY_SOURCES):
+            # What was given instead may be a key: it is not shown.
+            raise assigned[f"{TIERS}.{index}.encrypt"].fail(
+                "is no source of keys; accepted: file:PATH, env:NAME or command:PROGRAM ARGUMENTS"
+            )
         if tier.path is not None:
             real = Path(os.path.realpath(tier.path))
             for other, other_index in directories.items():

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiercel.blocks import BlockKey
 from tiercel.blocks.chain import KEY_BYTES
@@ -28,6 +28,9 @@ from tiercel.tiers.base import Fate, Tier
 from tiercel.tiers.files import FilesTier
 from tiercel.tiers.reopening import Reopening
 from tiercel.tiers.url import TierUrl
+
+if TYPE_CHECKING:
+    from tiercel.tiers.keyring import KeyRing
 
 log = logging.getLogger("tiercel")
 
@@ -60,17 +63,24 @@ def open_tier(config: TierConfig, name: str, slot_bytes: int) -> Tier:
     returned nevertheless, with a warning, and answers FAILED until it does; with `required` it raises.
     Raises `TierError`, one line.
     """
-    keys = None
-    if config.encrypt is not None:
-        from tiercel.tiers.encrypted import KeyRing
-
-        keys = KeyRing.load(config.encrypt)
+    keys = None if config.encrypt is None else _keys(config.encrypt)
     tier = _open_files(config, name) if config.kind == FILES else _open_remote(config, name, slot_bytes)
     if keys is None:
         return tier
     from tiercel.tiers.encrypted import encrypted
 
     return encrypted(tier, keys)
+
+
+def _keys(source: str) -> KeyRing:
+    try:
+        from tiercel.tiers.keyring import KeyRing
+    except ImportError as fault:
+        raise TierError(
+            f"encrypt needs the package '{fault.name}', which is not installed; "
+            "accepted: pip install 'tiercel[encryption]'"
+        ) from None
+    return KeyRing.load(source)
 
 
 def tier_names(kinds: list[str]) -> list[str]:
