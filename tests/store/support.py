@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tiercel.blocks import BlockKey, Chain, Identity, Scope, record_bytes
-from tiercel.memory import Arena
+from tiercel.config import Config
+from tiercel.memory import Arena, ArenaKind
+from tiercel.service import Daemon, connect
 from tiercel.store import LaneOptions, TieredStore
 from tiercel.tiers import FilesTier, Outcome, Stored, Tier, Usage
 
@@ -30,12 +34,52 @@ def payload_of_key(key: BlockKey) -> bytes:
     return (key * (PAYLOAD // len(key) + 1))[:PAYLOAD]
 
 
+class Served:
+    """A store behind a daemon in this process: an engine's calls go through a client, the rest is direct."""
+
+    CALLS = frozenset("lookup acquire begin_store pin unpin prefetch clear stats events flush".split())
+
+    def __init__(self, inner: TieredStore) -> None:
+        self.inner = inner
+        self.folder = tempfile.TemporaryDirectory(prefix="tiercel-served-")
+        path = Path(self.folder.name) / "s"
+        config = Config.load(None, {}, {"daemon.socket": str(path), "ram.size": "1MiB"})
+        self.daemon = Daemon(config, path)
+        self.daemon._store = inner
+        self.thread = threading.Thread(target=self.daemon.run, daemon=True)
+        self.thread.start()
+        self.client = connect(config, PAYLOAD)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client if name in self.CALLS else self.inner, name)
+
+    def close(self, deadline_s: float = 30.0) -> bool:
+        self.client.close()
+        flushed = self.inner.close(deadline_s)
+        self.daemon.stop()
+        self.thread.join(10)
+        self.daemon.close()
+        self.folder.cleanup()
+        return flushed
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# How `make_store` makes a store: `embedded`, or `daemon` for one behind a daemon. Set by a fixture.
+HOW = ["embedded"]
+
+
 def make_store(
     *tiers: tuple[Tier, LaneOptions], slots: int = 16, reserved: int = 4, scanned: bool = True
 ) -> TieredStore:
-    store = TieredStore(Arena(RECORD, slots, reserved=reserved), tiers)
+    kind = ArenaKind.SHARED if HOW[0] == "daemon" else ArenaKind.PRIVATE
+    store = TieredStore(Arena(RECORD, slots, reserved=reserved, kind=kind), tiers)
     assert not scanned or store.scanned(10)
-    return store
+    return Served(store) if HOW[0] == "daemon" else store  # type: ignore[return-value]
 
 
 def disk(root: Path, name: str = "disk") -> FilesTier:

@@ -42,6 +42,7 @@ class Session:
         self._host = host
         self._reading: ReadLease | None = None
         self._writing: WriteLease | None = None
+        self._handed_out = 0
         self._greeted = False
 
     def run(self) -> None:
@@ -89,7 +90,7 @@ class Session:
         return self._ready(ask.limit)
 
     def _on_next(self, store: TieredStore, ask: wire.Next) -> wire.Answer:
-        if self._reading is None or not 0 <= ask.advance <= _LIMIT_MAX:
+        if self._reading is None or not 0 <= ask.advance <= self._handed_out:
             raise wire.WireError("no read lease is open, or more is given back than was had")
         self._reading.advance(ask.advance)
         return self._ready(ask.limit)
@@ -97,6 +98,7 @@ class Session:
     def _ready(self, limit: int) -> wire.Answer:
         assert self._reading is not None
         blocks = self._reading.ready(_limit(limit))
+        self._handed_out = len(blocks)
         return wire.Blocks(
             tuple(wire.Block(one.index, one.slot, one.payload.nbytes, one.source) for one in blocks)
         )
