@@ -56,7 +56,7 @@ class FilesTier:
         self._root = root
         self._name = name
         self._resident = create
-        self._transfer = Transfer(direct, f"{name}: {root}")
+        self._transfer = Transfer(direct, str(root))
         self._mark: Mark | None = None
         # By folder: when it had changed last, and whether that time would show a later change.
         self._listed: dict[bytes, tuple[int, bool]] = {}

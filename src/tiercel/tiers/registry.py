@@ -56,15 +56,18 @@ _KINDS = {
 }
 
 
-def open_tier(config: TierConfig, name: str, slot_bytes: int) -> Tier:
+def open_tier(config: TierConfig, name: str, slot_bytes: int, *, create: bool = True) -> Tier:
     """Open the tier that `config` describes; `slot_bytes` is the most that one record has.
 
+    With `create` false a directory is only looked at: it is neither made nor tidied, and must be a cache.
     Blocks for the tier's deadline at most, as far as its opener keeps to it. One that does not answer is
     returned nevertheless, with a warning, and answers FAILED until it does; with `required` it raises.
     Raises `TierError`, one line.
     """
     keys = None if config.encrypt is None else _keys(config.encrypt)
-    tier = _open_files(config, name) if config.kind == FILES else _open_remote(config, name, slot_bytes)
+    tier = (
+        _open_files(config, name, create) if config.kind == FILES else _open_remote(config, name, slot_bytes)
+    )
     if keys is None:
         return tier
     from tiercel.tiers.encrypted import encrypted
@@ -101,10 +104,10 @@ def check_tier(found: object, what: str) -> None:
         raise TierError(f"{what} lacks the attribute 'name'; accepted: a short text")
 
 
-def _open_files(config: TierConfig, name: str) -> Tier:
+def _open_files(config: TierConfig, name: str, create: bool) -> Tier:
     if config.path is None:
         raise TierError(f"tier {name}: no directory is given; accepted: path = DIR")
-    return FilesTier(config.path, name=name)
+    return FilesTier(config.path, name=name, create=create)
 
 
 def _open_remote(config: TierConfig, name: str, slot_bytes: int) -> Tier:
