@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar
 
 from tiercel.blocks import BlockKey, Header, record_bytes, verify
@@ -21,7 +22,7 @@ from tiercel.store.breaker import Breaker
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import TierCounters, TierStats
 from tiercel.store.journal import Journal
-from tiercel.store.lane_index import Cell, LaneIndex, Room
+from tiercel.store.lane_index import KEYS_MAX, Cell, LaneIndex, Room
 from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.sharing import Sharing
 from tiercel.tiers import Fate, Outcome, Stored, Tier, Usage
@@ -34,6 +35,8 @@ _FULL_PAUSE_S = 5.0
 _SPARE_SHARE, _SPARE_BYTES_MAX = 0.01, 1 << 30
 _SPARE_CHECK_S = 1.0
 _SCAN_BATCH = 4096
+# Those who wait for a probe to end look up this often, for one that hangs tells nobody.
+_WAKE_S = 0.25
 _NO_RECORD = bytes(8)
 
 
@@ -74,8 +77,12 @@ class Lane:
         return self.index.has(key, time.monotonic())
 
     def available(self, now_s: float) -> bool:
-        """Whether a call may be made now: open, not broken, not stuck in an earlier call."""
+        """Whether a call may be made now: open, not broken nor being probed, not stuck in an earlier call."""
         return not self._closed and self._breaker.allows(now_s) and not self.stuck(now_s)
+
+    def hopeless(self, now_s: float) -> bool:
+        """Whether what waits to be moved waits in vain. While the tier is being probed it does not."""
+        return not self.available(now_s) and not (self._breaker.probe_out and not self.stuck(now_s))
 
     def stuck(self, now_s: float) -> bool:
         """Whether some call is out for longer than the deadline."""
@@ -83,8 +90,10 @@ class Lane:
 
     def takes(self, now_s: float) -> bool:
         """Whether a write may be tried now."""
-        writes = self.options.write is not WriteMode.OFF
-        return writes and now_s >= self._paused_until_s and self.available(now_s)
+        return self._writes(now_s) and self.available(now_s)
+
+    def _writes(self, now_s: float) -> bool:
+        return self.options.write is not WriteMode.OFF and now_s >= self._paused_until_s
 
     def stats(self) -> TierStats:
         self.counters.evicted_blocks = self.index.evicted_blocks
@@ -102,8 +111,10 @@ class Lane:
 
     def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Header | None]:
         """Fill the buffers and check every byte. None for a block that did not come back as itself."""
-        if not self._may_call():
-            return [None] * len(keys)
+        with self._permit() as permitted:
+            return self._read(keys, records) if permitted else [None] * len(keys)
+
+    def _read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Header | None]:
         started_s = time.monotonic()
         for record in records:
             # What the slot held before must not pass for an answer of the tier.
@@ -137,14 +148,24 @@ class Lane:
         `gone(i)` is asked under the lock, before and after: a block cleared meanwhile is deleted again and
         at no time found.
         """
-        answers = [False] * len(keys)
         self._check_room()
+        with self._permit() as permitted:
+            return self._write(keys, records, gone, permitted)
+
+    def _write(
+        self,
+        keys: Sequence[BlockKey],
+        records: Sequence[memoryview],
+        gone: Callable[[int], bool],
+        permitted: bool,
+    ) -> list[bool]:
+        answers = [False] * len(keys)
         with self._lock:
             now_s = time.monotonic()
             live = [index for index in range(len(keys)) if not gone(index)]
             chosen = [index for index in live if self.index.may_write(keys[index])]
             sizes = {keys[index]: len(records[index]) for index in chosen}
-            room = self.index.reserve(sizes, now_s) if self.takes(now_s) else None
+            room = self.index.reserve(sizes, now_s) if permitted and self._writes(now_s) else None
             self.counters.writes_dropped += len(live) - (len(chosen) if room else 0)
         if room is None:
             return answers
@@ -183,20 +204,22 @@ class Lane:
 
         Found ones enter the index with a guessed size until they are read or scanned.
         """
-        with self._lock:
-            generation = self.index.generation
-            if not self.available(time.monotonic()):
+        with self._permit(wait=False) as permitted:
+            if not permitted:
                 return 0
-        there = self._ask(keys)
-        found = 0
-        with self._lock:
-            if generation != self.index.generation:
-                return 0
-            now_s = time.monotonic()
-            for key, seems_there in zip(keys, there, strict=False):
-                if not seems_there or not self.index.learn(key, guess_bytes, now_s):
-                    break
-                found += 1
+            with self._lock:
+                generation = self.index.generation
+            there = self._ask(keys)
+            with self._lock:
+                now_s = time.monotonic()
+                if any(there):
+                    self._breaker.answered(now_s)
+                found = 0
+                for key, seems_there in zip(keys, there, strict=False):
+                    stale = generation != self.index.generation
+                    if stale or not seems_there or not self.index.learn(key, guess_bytes, now_s):
+                        break
+                    found += 1
         return found
 
     def purge(self, tag: bytes | None, doomed: dict[BlockKey, int]) -> bool:
@@ -222,7 +245,7 @@ class Lane:
         """Learn what the tier already holds: oldest first, behind everything learned meanwhile."""
         with self._lock:
             generation = self.index.begin_scan()
-        stored = self.listing(self._sharing.listed if self._sharing else self.tier.scan, Stored)
+        stored = self.listing(self._sharing.listed if self._sharing else self._some, Stored)
         if stored is None:
             return
         stored.sort(key=lambda one: one.used_s, reverse=True)
@@ -238,6 +261,10 @@ class Lane:
         self.trim()
         with self._lock:
             self.scanned = True
+
+    def _some(self) -> Iterator[Stored]:
+        """What the tier holds; of a place without a cap of ours no more than the index would keep."""
+        return islice(self.tier.scan(), KEYS_MAX if self.options.cap_bytes is None else None)
 
     def trim(self) -> None:
         """Evict down to the cap, should the tier hold more than it."""
@@ -266,9 +293,24 @@ class Lane:
 
     # Inner workings.
 
-    def _may_call(self) -> bool:
+    @contextmanager
+    def _permit(self, wait: bool = True) -> Iterator[bool]:
+        """Whether a call may be made. While one probes the tier, others wait for what it shows."""
         with self._lock:
-            return self.available(time.monotonic())
+            while wait and self._breaker.probe_out and not self._closed:
+                if self.stuck(time.monotonic()):
+                    break
+                self._lock.wait(_WAKE_S)
+            now_s = time.monotonic()
+            permitted = self.available(now_s)
+            probe = permitted and self._breaker.begin(now_s)
+        try:
+            yield permitted
+        finally:
+            if probe:
+                with self._lock:
+                    self._breaker.ended()
+                    self._lock.notify_all()
 
     def _read_went_well(self, key: BlockKey, header: Header) -> None:
         self._breaker.succeeded()
@@ -280,6 +322,8 @@ class Lane:
 
     def _read_failed(self, key: BlockKey, outcome: Outcome, reason: str) -> bool:
         """Count a bad read and stop believing the entry. True if the record is rotten and must go."""
+        if outcome.fate is not Fate.FAILED:
+            self._breaker.answered(time.monotonic())
         if outcome.fate is Fate.MISSING:
             self.counters.missing += 1
             self.index.forget([key])
@@ -339,6 +383,7 @@ class Lane:
     def _write_failed(self, outcome: Outcome) -> None:
         self.counters.writes_dropped += 1
         if outcome.fate is Fate.FULL:
+            self._breaker.answered(time.monotonic())
             self._pause(outcome.reason)
         else:
             self._count_failure("write", outcome.reason)

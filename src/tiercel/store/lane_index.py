@@ -23,6 +23,9 @@ from tiercel.tiers import Stored
 
 # Long enough that a bad spot on a disk costs a request a minute at most, short enough to get over an outage.
 DOUBT_S = 60.0
+# Without a cap of ours a place may hold any number of records: so many are known, those used last. Others are
+# found by asking. About 260 MB of memory.
+KEYS_MAX = 1_000_000
 # Eviction frees a little more than asked, so that a full tier is not one delete per write.
 _EVICT_AHEAD = 1 / 64
 # A record in use is dated anew in a shared place once in so many minutes. Younger dates are others' uses.
@@ -115,6 +118,8 @@ class LaneIndex:
         self.used_bytes += record_bytes - (old.record_bytes if old else 0)
         self._known[key] = self._cell(record_bytes, self.now_min if dated_min is None else dated_min)
         self._doubted.pop(key, None)
+        if self.cap_bytes is None and len(self._known) > KEYS_MAX:
+            self.forget([next(iter(self._known))])
 
     def forget(self, keys: Iterable[BlockKey]) -> dict[BlockKey, int]:
         """Drop keys from the index; returns those that were in it, with their bytes."""

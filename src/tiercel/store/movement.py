@@ -29,6 +29,8 @@ _PROBE_QUEUE = 64
 # Blocks waiting to be written hold their slots: they may hold at most this share of them.
 _WAITING_SHARE = 0.5
 _RETRY_S = (0.5, 60.0)
+# A batch of stores gives way to waiting loads for so long: at least 80 MB/s are written under any load.
+_LOADS_FIRST_S = 0.1
 
 
 class Traffic:
@@ -67,7 +69,7 @@ class Traffic:
 
     def give_up_locked(self, now_s: float) -> None:
         """Drop what waits for a tier that is down or stuck: it would only keep slots from use."""
-        if (self._up or self._down) and not self.lane.available(now_s):
+        if (self._up or self._down) and self.lane.hopeless(now_s):
             self._drop_waiting_locked()
 
     def _drop_waiting_locked(self) -> None:
@@ -180,6 +182,10 @@ class Traffic:
     def _write_some(self) -> None:
         """Runs on a writer thread: takes a batch off the queue, unless an earlier call already took it."""
         with self._lock:
+            # Somebody waits for a load, nobody for a store; but stores must not wait for ever.
+            until_s = time.monotonic() + _LOADS_FIRST_S
+            while self._up and not self._closing.is_set() and time.monotonic() < until_s:
+                self._lock.wait(until_s - time.monotonic())
             batch = [self._down.popleft() for _ in range(min(len(self._down), self._batch_blocks))]
             live = [(entry, chain) for entry, chain in batch if entry.state is State.READY]
             records = [
