@@ -73,7 +73,7 @@ def test_ls_json_has_a_row_per_scope(root: Path, capsys: pytest.CaptureFixture[s
     assert [row["blocks"] for row in shown["rows"]] == [8, 4, 2]
     row = shown["rows"][1]
     assert row["scope"] == CHAINS[1].keys[0][:8].hex()
-    assert (row["directory"], row["model"], row["kv_dtype"], row["block_tokens"]) == (
+    assert (row["place"], row["model"], row["kv_dtype"], row["block_tokens"]) == (
         str(root), "model", "bfloat16", 4,
     )  # fmt: skip
     assert len(row["salt"]) == 8
@@ -118,7 +118,7 @@ def test_directories_default_to_the_configured_tiers(
     assert output(capsys, "ls", "--config", config).startswith(f"{root}: 14 blocks")
     flags = ["--set", f"tiers.0.path={root}", "--set", "tiers.0.size=1GiB"]
     assert output(capsys, "ls", *flags).startswith(f"{root}: 14 blocks")
-    assert "no cache directory: give DIR" in complaint(capsys, "ls")
+    assert "no cache named: give a directory or a URL" in complaint(capsys, "ls")
 
 
 # verify

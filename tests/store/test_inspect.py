@@ -12,7 +12,7 @@ import pytest
 from tiercel.blocks import Chain
 from tiercel.blocks.record import HEADER_BYTES
 from tiercel.errors import TierError
-from tiercel.store.inspect import CacheDirectory
+from tiercel.store.inspect import CachePlace
 from tiercel.testing.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record, records
 from tiercel.tiers import FilesTier
 
@@ -45,7 +45,7 @@ def path_of(root: Path, one: Chain, index: int) -> Path:
 
 def test_scopes_are_listed_with_what_they_are_and_hold(root: Path) -> None:
     before = state(root)
-    rows = CacheDirectory(root).scopes()
+    rows = CachePlace.directory(root).scopes()
     assert [row.tag for row in rows] == [tag("plain"), tag("tenant"), tag("other")]
     assert [row.blocks for row in rows] == [8, 4, 2]
     assert [row.file_bytes for row in rows] == [8 * RECORD_BYTES, 4 * RECORD_BYTES, 2 * RECORD_BYTES]
@@ -64,26 +64,26 @@ def test_one_header_per_scope_is_read(root: Path, monkeypatch: pytest.MonkeyPatc
         return count
 
     monkeypatch.setattr(os, "preadv", counting)
-    CacheDirectory(root).scopes()
+    CachePlace.directory(root).scopes()
     assert read == [HEADER_BYTES] * 3
 
 
 def test_a_scope_with_a_spoilt_record_is_still_described(root: Path) -> None:
     first = min(path_of(root, CHAINS["plain"], index) for index in range(8))
     first.write_bytes(b"\0" * RECORD_BYTES)
-    rows = CacheDirectory(root).scopes()
+    rows = CachePlace.directory(root).scopes()
     assert rows[0].info["model"] == "model"
 
 
 def test_a_scope_is_not_described_by_the_record_of_another(root: Path) -> None:
     first = min(path_of(root, CHAINS["plain"], index) for index in range(8))
     first.write_bytes(path_of(root, CHAINS["other"], 0).read_bytes())
-    (row,) = [row for row in CacheDirectory(root).scopes() if row.tag == tag("plain")]
+    (row,) = [row for row in CachePlace.directory(root).scopes() if row.tag == tag("plain")]
     assert row.info["model"] == "model"
 
 
 def test_a_salt_is_recognised_only_by_itself(root: Path) -> None:
-    plain, tenant, _ = CacheDirectory(root).scopes()
+    plain, tenant, _ = CachePlace.directory(root).scopes()
     assert tenant.has_salt("s3cret")
     assert not tenant.has_salt("s3cre")
     assert not plain.has_salt("s3cret")
@@ -93,11 +93,13 @@ def test_a_salt_is_recognised_only_by_itself(root: Path) -> None:
 
 def test_a_sound_directory_verifies_and_keeps_its_dates(root: Path) -> None:
     before = state(root)
-    seen: list[tuple[int, int]] = []
-    report = CacheDirectory(root).verify(repair=True, progress=lambda done, total: seen.append((done, total)))
+    seen: list[int] = []
+    report = CachePlace.directory(root).verify(
+        repair=True, progress=lambda so_far: seen.append(so_far.checked)
+    )
     assert (report.checked, report.checked_bytes) == (14, 14 * RECORD_BYTES)
     assert (report.bad, report.leftovers, report.other_files) == ([], 0, 0)
-    assert seen[-1] == (14, 14)
+    assert seen[-1] == 14
     assert state(root) == before
 
 
@@ -120,12 +122,12 @@ def test_bad_records_are_named_and_only_they_deleted(
 ) -> None:
     path = path_of(root, CHAINS["plain"], 3)
     path.write_bytes(spoil(path.read_bytes()))
-    report = CacheDirectory(root).verify(repair=repair)
+    report = CachePlace.directory(root).verify(repair=repair)
     assert [root / bad.path for bad in report.bad] == [path]
     assert report.bad[0].deleted is repair
     assert path.exists() is not repair
     assert len(list(root.rglob("*.kv"))) == 14 - repair
-    again = CacheDirectory(root).verify(repair=repair)
+    again = CachePlace.directory(root).verify(repair=repair)
     assert len(again.bad) == (0 if repair else 1)
 
 
@@ -133,7 +135,7 @@ def test_a_record_of_another_key_and_a_huge_sparse_file_are_bad(root: Path) -> N
     swapped, sparse = path_of(root, CHAINS["plain"], 3), path_of(root, CHAINS["plain"], 4)
     swapped.write_bytes(path_of(root, CHAINS["plain"], 2).read_bytes())
     os.truncate(sparse, 1 << 42)
-    report = CacheDirectory(root).verify(repair=True)
+    report = CachePlace.directory(root).verify(repair=True)
     assert sorted(root / bad.path for bad in report.bad) == sorted([swapped, sparse])
     assert {bad.reason.split()[0] for bad in report.bad} == {"another", "file"}
 
@@ -144,23 +146,23 @@ def test_leftovers_are_removed_and_foreign_files_counted_and_kept(root: Path) ->
     leftover.touch()
     os.utime(leftover, (0, 0))
     (folder / "notes").touch()
-    dry = CacheDirectory(root).verify(repair=False)
+    dry = CachePlace.directory(root).verify(repair=False)
     assert (dry.leftovers, dry.other_files, leftover.exists()) == (1, 1, True)
-    CacheDirectory(root).verify(repair=True)
+    CachePlace.directory(root).verify(repair=True)
     assert not leftover.exists()
     assert (folder / "notes").exists()
 
 
 def test_clear_takes_the_scopes_named_and_their_folders(root: Path) -> None:
-    assert CacheDirectory(root).clear([tag("tenant")]) == (4, 4 * RECORD_BYTES)
-    assert [row.tag for row in CacheDirectory(root).scopes()] == [tag("plain"), tag("other")]
+    assert CachePlace.directory(root).clear([tag("tenant")]) == (4, 4 * RECORD_BYTES)
+    assert [row.tag for row in CachePlace.directory(root).scopes()] == [tag("plain"), tag("other")]
     assert not (root / tag("tenant").hex()).exists()
 
 
 def test_clear_by_age_keeps_what_was_used_since(root: Path) -> None:
     for index in (2, 5):
         os.utime(path_of(root, CHAINS["plain"], index), (time.time() - 1e6,) * 2)
-    directory = CacheDirectory(root)
+    directory = CachePlace.directory(root)
     assert [(row.tag, row.blocks) for row in directory.scopes(older_than_s=5e5)] == [(tag("plain"), 2)]
     assert directory.clear([tag("plain"), tag("other")], older_than_s=5e5) == (2, 2 * RECORD_BYTES)
     assert [row.blocks for row in directory.scopes()] == [6, 4, 2]
@@ -172,7 +174,7 @@ def test_clear_leaves_foreign_files_and_links(root: Path, tmp_path: Path) -> Non
     outside = tmp_path / "outside"
     (root / tag("tenant").hex()).rename(outside)
     (root / tag("tenant").hex()).symlink_to(outside)
-    CacheDirectory(root).clear([tag("other"), tag("tenant")])
+    CachePlace.directory(root).clear([tag("other"), tag("tenant")])
     assert (folder / "notes").read_text() == "mine"
     assert len(list(outside.rglob("*.kv"))) == 4
 
@@ -185,7 +187,7 @@ def test_what_a_store_deletes_meanwhile_is_not_an_error(root: Path, monkeypatch:
         real(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "unlink", twice)
-    assert CacheDirectory(root).clear([tag("plain")]) == (0, 0)
+    assert CachePlace.directory(root).clear([tag("plain")]) == (0, 0)
     assert len(list(root.rglob("*.kv"))) == 6
 
 
@@ -193,19 +195,19 @@ def test_no_cache_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "thesis.kv").write_text("mine")
     before = state(tmp_path)
     with pytest.raises(TierError, match="not a Tiercel cache"):
-        CacheDirectory(tmp_path)
+        CachePlace.directory(tmp_path)
     assert state(tmp_path) == before
 
 
 def test_a_directory_that_went_away_is_one_line(root: Path) -> None:
-    directory = CacheDirectory(root)
+    directory = CachePlace.directory(root)
     root.rename(root.with_name("away"))
     for call in (
         directory.scopes,
         lambda: directory.verify(repair=True),
         lambda: directory.clear([tag("plain")]),
     ):
-        with pytest.raises(TierError, match=f"cache directory {root}: No such file or directory"):
+        with pytest.raises(TierError, match=f"{root}: No such file or directory"):
             call()
 
 
@@ -219,6 +221,6 @@ def test_a_record_that_cannot_be_read_is_bad(root: Path, monkeypatch: pytest.Mon
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", failing)
-    report = CacheDirectory(root).verify(repair=False)
+    report = CachePlace.directory(root).verify(repair=False)
     assert [bad.reason for bad in report.bad] == ["Input/output error"]
     assert report.bad[0].file_bytes == len(made)

@@ -19,7 +19,7 @@ import pytest
 from tiercel.blocks import Chain, Identity, Scope, payload_of, record_bytes
 from tiercel.memory import Arena
 from tiercel.store import LaneOptions, TieredStore
-from tiercel.store.inspect import CacheDirectory
+from tiercel.store.inspect import CachePlace
 from tiercel.tiers import FilesTier
 
 SOURCE = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_d31_killed_fifty_times_while_writing(tmp_path: Path, launcher: subproce
         torn += len(list(root.rglob("*.tmp")))
         served += check_what_is_left(root, seed)
         if turn % 10 == 9:
-            CacheDirectory(root).clear([chain_of(0).keys[0][:8]])
+            CachePlace.directory(root).clear([chain_of(0).keys[0][:8]])
     assert torn >= 10, "hardly any writer was killed in the middle of a file"
     assert served >= 10, "hardly any block was ever there: this proves nothing"
 
@@ -156,7 +156,7 @@ def check_what_is_left(root: Path, seed: int) -> int:
                     served += 1
         (tier,) = store.stats().tiers
         assert (tier.counters.corrupt, tier.counters.failed) == (0, 0)
-    report = CacheDirectory(root).verify(repair=False)
+    report = CachePlace.directory(root).verify(repair=False)
     assert (report.bad, report.leftovers, report.checked) == ([], 0, len(on_disk))
     return served
 

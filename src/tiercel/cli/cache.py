@@ -1,70 +1,92 @@
-"""`tiercel cache ls | verify | clear`: look into cache directories, check them, and delete parts of them.
+"""`tiercel cache ls | verify | clear | copy | warm`: look into tiers, check, clear and fill them.
 
 A directory that is not a cache is refused, whatever is asked. Only `clear` and `verify` delete, and only
-records.
+records. Results go to stdout, progress to stderr; Ctrl-C ends each in order and tells what was done.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
+from tiercel.cli import EXIT_INTERRUPTED
+from tiercel.cli.cache_places import open_places
 from tiercel.cli.options import config_options, load_config
+from tiercel.cli.progress import ProgressLine
 from tiercel.config import human_bytes, parse_seconds
 from tiercel.errors import ConfigError, TierError
-from tiercel.store.inspect import CacheDirectory, ScopeRow, VerifyReport
+from tiercel.store.inspect import CachePlace, ScopeRow, VerifyReport
 
 F = TypeVar("F", bound=Callable[..., object])
-Listing = list[tuple[CacheDirectory, list[ScopeRow]]]
+Listing = list[tuple[CachePlace, list[ScopeRow]]]
 
 EXIT_FOUND_BAD = 1
 _SHORT_CHARS = 12
-_DAYS = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*([dw])")
+_WEEKS = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*w")
 _DAY_S = 86400.0
 _COLUMNS = tuple("MODEL REVISION DTYPE LAYOUT SALT ADAPTER TOKENS BLOCKS SIZE OLDEST NEWEST".split())
 _TO_THE_RIGHT = frozenset({"TOKENS", "BLOCKS", "SIZE"})
 
 
-@click.group()
-def command() -> None:
-    """Look into cache directories, check them, clear them.
+class _Group(click.Group):
+    """Loads `copy` and `warm` only when they are called or listed."""
 
-    Each command takes directories, or else those of the configured tiers. All work while stores use them.
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["ls", "verify", "clear", "copy", "warm"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "copy":
+            from tiercel.cli.cache_copy import copy_command
+
+            return copy_command
+        if cmd_name == "warm":
+            from tiercel.cli.cache_warm import warm_command
+
+            return warm_command
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Group)
+def command() -> None:
+    """Look into caches, check them, clear them, copy and fill them.
+
+    A PLACE is a directory, the URL of a tier, or a tier of the configuration by its name or number; without
+    one it is every configured tier. All commands work while stores use the places.
     """
 
 
-def _directories(function: F) -> F:
-    argument = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
+def _places(function: F) -> F:
+    argument = click.argument("places", metavar="[PLACE]...", nargs=-1)
     return argument(config_options(function))
 
 
 @command.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_directories
-def ls(
-    directories: tuple[Path, ...], config_file: Path | None, settings: tuple[str, ...], as_json: bool
-) -> None:
+@_places
+def ls(places: tuple[str, ...], config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     """List what is cached: a row for each model, weights, layout, tenant and adapter.
 
     Reads names, sizes and one header per row, and changes nothing.
     """
-    opened = _open(directories, config_file, settings)
-    listing = [(directory, directory.scopes()) for directory in opened]
+    line = ProgressLine()
+    with ExitStack() as stack:
+        opened = open_places(places, load_config(config_file, settings), stack)
+        listing = [(place, _scopes(place, line)) for place in opened]
     if as_json:
         click.echo(_json(listing))
         return
     now_s = time.time()
-    for number, (directory, rows) in enumerate(listing):
+    for number, (place, rows) in enumerate(listing):
         if number:
             click.echo()
-        click.echo(f"{directory.root}: {_total(rows)}")
+        click.echo(f"{place.shown}: {_total(rows)}")
         if rows:
             click.echo(_table([_cells(row, now_s) for row in rows]))
 
@@ -73,9 +95,9 @@ def ls(
 @click.option("--dry-run", is_flag=True, help="Only say what is bad; delete nothing.")
 @click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True, help="Checks at a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_directories
+@_places
 def verify(
-    directories: tuple[Path, ...],
+    places: tuple[str, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
     dry_run: bool,
@@ -86,15 +108,32 @@ def verify(
 
     Exit code 0: all sound. 1: bad blocks were found (and deleted, unless --dry-run).
     """
-    reports: list[tuple[CacheDirectory, VerifyReport]] = []
-    for directory in _open(directories, config_file, settings):
-        report = directory.verify(repair=not dry_run, threads=threads, progress=_progress(directory.root))
-        reports.append((directory, report))
+    reports: list[tuple[CachePlace, VerifyReport]] = []
+    line = ProgressLine()
+    interrupted = False
+    with ExitStack() as stack:
+        for place in open_places(places, load_config(config_file, settings), stack):
+            reports.append((place, VerifyReport()))
+
+            def show(report: VerifyReport, place: CachePlace = place) -> None:
+                reports[-1] = (place, report)
+                line.show(f"{place.shown}: checked {report.checked:,} blocks, {len(report.bad):,} bad")
+
+            try:
+                reports[-1] = (place, place.verify(repair=not dry_run, threads=threads, progress=show))
+            except KeyboardInterrupt:
+                interrupted = True
+                break
+            finally:
+                line.end()
     if as_json:
-        click.echo(_verify_json(reports))
+        click.echo(_verify_json(reports, interrupted))
     else:
-        for directory, report in reports:
-            _print_report(directory, report, dry_run)
+        for place, report in reports:
+            _print_report(place, report, dry_run)
+    if interrupted:
+        click.echo("interrupted; the rest was not checked", err=True)
+        return EXIT_INTERRUPTED
     return EXIT_FOUND_BAD if any(report.bad for _, report in reports) else 0
 
 
@@ -105,9 +144,9 @@ def verify(
 @click.option("--all", "everything", is_flag=True, help="All blocks.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_directories
+@_places
 def clear(
-    directories: tuple[Path, ...],
+    places: tuple[str, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
     model: str | None,
@@ -121,14 +160,20 @@ def clear(
     if everything == (model is not None or salt is not None or older_than is not None):
         raise ConfigError("clear needs --all, or one or more of --model, --salt and --older-than (not both)")
     older_than_s = _age(older_than) if older_than is not None else 0.0
-    doomed: Listing = []
-    for directory in _open(directories, config_file, settings):
-        rows = directory.scopes(older_than_s=older_than_s)
-        doomed.append((directory, [row for row in rows if _chosen(row, model, salt)]))
-    if any(rows for _, rows in doomed) and not yes and not _confirmed(doomed):
-        click.echo("nothing deleted", err=True)
-        return 1
-    gone = [d.clear([row.tag for row in rows], older_than_s=older_than_s) for d, rows in doomed]
+    line = ProgressLine()
+    with ExitStack() as stack:
+        doomed: Listing = []
+        for place in open_places(places, load_config(config_file, settings), stack):
+            rows = _scopes(place, line, older_than_s)
+            doomed.append((place, [row for row in rows if chosen(row, model, salt)]))
+        if any(rows for _, rows in doomed) and not yes and not _confirmed(doomed):
+            click.echo("nothing deleted", err=True)
+            return 1
+        gone = [
+            place.clear([row.tag for row in rows], older_than_s=older_than_s)
+            for place, rows in doomed
+            if rows
+        ]
     blocks, deleted_bytes = sum(count for count, _ in gone), sum(size for _, size in gone)
     if as_json:
         click.echo(_json(doomed, deleted_blocks=blocks, deleted_bytes=deleted_bytes))
@@ -137,31 +182,17 @@ def clear(
     return 0
 
 
-def _open(
-    directories: Sequence[Path], config_file: Path | None, settings: Sequence[str]
-) -> list[CacheDirectory]:
-    places = list(dict.fromkeys(directories))
-    if not places:
-        tiers = load_config(config_file, settings).tiers
-        places = [tier.path for tier in tiers if tier.path is not None]
-    if not places:
-        raise ConfigError("no cache directory: give DIR, or a configuration with a tier of kind 'files'")
-    # All of them before anything is done to one.
-    return [CacheDirectory(place) for place in places]
-
-
-def _chosen(row: ScopeRow, model: str | None, salt: str | None) -> bool:
+def chosen(row: ScopeRow, model: str | None, salt: str | None) -> bool:
+    """Whether a scope is of this model and this tenant; None stands for any."""
     if model is not None and row.info.get("model") != model:
         return False
     return salt is None or row.has_salt(salt)
 
 
 def _confirmed(doomed: Listing) -> bool:
-    for directory, rows in doomed:
+    for place, rows in doomed:
         models = ", ".join(sorted({str(row.info.get("model", "unknown model")) for row in rows}))
-        click.echo(
-            f"{directory.root}: {_total(rows)} ({_clean(models)})" if rows else directory.root, err=True
-        )
+        click.echo(f"{place.shown}: {_total(rows)} ({_clean(models)})", err=True)
     try:
         return click.confirm("Delete these blocks?", err=True)
     except click.Abort:
@@ -169,10 +200,10 @@ def _confirmed(doomed: Listing) -> bool:
 
 
 def _age(text: str) -> float:
-    """A duration as the configuration takes it, and days and weeks besides."""
-    days = _DAYS.fullmatch(text.strip())
+    """A duration as the configuration takes it, and weeks besides."""
+    weeks = _WEEKS.fullmatch(text.strip())
     try:
-        age_s = float(days[1]) * _DAY_S * (7 if days[2] == "w" else 1) if days else parse_seconds(text)
+        age_s = float(weeks[1]) * 7 * _DAY_S if weeks else parse_seconds(text)
     except ConfigError:
         raise ConfigError(f"--older-than: '{text}' is not a time; accepted: such as 7d, 12h or 30m") from None
     if age_s <= 0:
@@ -180,29 +211,33 @@ def _age(text: str) -> float:
     return age_s
 
 
-def _progress(root: Path) -> Callable[[int, int], None]:
-    """A line that is written over, for a person who watches; silent otherwise."""
-    stream = sys.stderr
-    shown_s = [0.0]
-
-    def show(done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if not stream.isatty() or (done < total and now_s - shown_s[0] < 0.1):
-            return
-        shown_s[0] = now_s
-        end = "\n" if done == total else ""
-        stream.write(f"\r{root}: checked {done:,} of {total:,} blocks{end}")
-        stream.flush()
-
-    return show
+def _scopes(place: CachePlace, line: ProgressLine, older_than_s: float = 0.0) -> list[ScopeRow]:
+    try:
+        return place.scopes(
+            older_than_s=older_than_s,
+            progress=lambda records: line.show(f"{place.shown}: {records:,} blocks listed"),
+        )
+    finally:
+        line.end()
 
 
-def _print_report(directory: CacheDirectory, report: VerifyReport, dry_run: bool) -> None:
+def _where(place: CachePlace, key: str, path: str) -> str:
+    return f"{place.shown}/{path}" if in_files(place) else f"{place.shown}: block {key}"
+
+
+def in_files(place: CachePlace) -> bool:
+    """Whether the place is a directory whose files a person can look at."""
+    return "://" not in place.shown
+
+
+def _print_report(place: CachePlace, report: VerifyReport, dry_run: bool) -> None:
     for bad in report.bad:
-        fate = "" if dry_run else ", deleted" if bad.deleted else ", could not be deleted"
-        click.echo(f"{directory.root / bad.path}: {bad.reason}{fate}")
-    line = f"{directory.root}: {report.checked:,} blocks checked ({human_bytes(report.checked_bytes)}), "
+        fate = "" if dry_run else ", deleted" if bad.deleted else ", not deleted"
+        click.echo(f"{_where(place, bad.key.hex(), bad.path)}: {_clean(bad.reason)}{fate}")
+    line = f"{place.shown}: {report.checked:,} blocks checked ({human_bytes(report.checked_bytes)}), "
     line += f"{len(report.bad):,} bad" if report.bad else "all sound"
+    if report.locked:
+        line += f"; {report.locked:,} encrypted with a key that is not here, not checked"
     if report.leftovers:
         line += f"; {report.leftovers:,} unfinished files of dead writers{'' if dry_run else ' removed'}"
     if report.other_files:
@@ -210,19 +245,28 @@ def _print_report(directory: CacheDirectory, report: VerifyReport, dry_run: bool
     click.echo(line)
 
 
-def _verify_json(reports: Iterable[tuple[CacheDirectory, VerifyReport]]) -> str:
+def _verify_json(reports: Iterable[tuple[CachePlace, VerifyReport]], interrupted: bool) -> str:
     pairs = list(reports)
     rows = [
-        {"directory": str(directory.root), "file": bad.path, "bytes": bad.file_bytes, "reason": bad.reason,
-         "deleted": bad.deleted}
-        for directory, report in pairs for bad in report.bad
-    ]  # fmt: skip
+        {
+            "place": place.shown,
+            "key": bad.key.hex(),
+            **({"file": bad.path} if in_files(place) else {}),
+            "bytes": bad.file_bytes,
+            "reason": bad.reason,
+            "deleted": bad.deleted,
+        }
+        for place, report in pairs
+        for bad in report.bad
+    ]
     totals = {
         "checked": sum(report.checked for _, report in pairs),
         "checked_bytes": sum(report.checked_bytes for _, report in pairs),
         "bad": len(rows),
+        "locked": sum(report.locked for _, report in pairs),
         "leftovers": sum(report.leftovers for _, report in pairs),
         "other_files": sum(report.other_files for _, report in pairs),
+        "interrupted": interrupted,
     }
     return json.dumps({"rows": rows, **totals}, indent=1)
 
@@ -231,14 +275,14 @@ def _json(listing: Listing, **more: int) -> str:
     rows = [
         {
             **row.info,
-            "directory": str(directory.root),
+            "place": place.shown,
             "scope": row.tag.hex(),
             "blocks": row.blocks,
             "bytes": row.file_bytes,
             "oldest_use_s": row.oldest_s,
             "newest_use_s": row.newest_s,
         }
-        for directory, found in listing
+        for place, found in listing
         for row in found
     ]
     totals = {
