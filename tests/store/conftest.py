@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.store import support
 
-_TOLD_TWICE = {"test_stories", "test_batches", "test_random"}
+_TOLD_TWICE = {"test_stories", "test_batches", "test_random", "test_choice"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from tiercel.blocks import HEADER_BYTES, BlockKey, Chain, payload_of
 from tiercel.service import wire
 from tiercel.service.link import Connection, Link, Slab
-from tiercel.store import Event, Events, Hit, LeasedBlock, NewBlock, StoreCounters, StoreStats
+from tiercel.store import Event, Events, Hit, LeasedBlock, NewBlock, Prompt, StoreCounters, StoreStats
 from tiercel.store.workers import Workers
 
 Kind = TypeVar("Kind", bound=wire.Answer)
@@ -62,14 +62,19 @@ class RemoteStore:
         """Call `tell` with the mapped arena whenever a restarted daemon brings another one."""
         self._link.on_new_slab.append(lambda slab: tell(slab.view))
 
-    def lookup(self, chain: Chain, deadline_s: float = 0.05, start: int = 0) -> Hit:
+    def lookup(
+        self, chain: Chain, deadline_s: float = 0.05, start: int = 0, prompt: Prompt | None = None
+    ) -> Hit:
         """See `TieredStore.lookup`."""
-        found = self._call(wire.Lookup(wire.named(chain), deadline_s, start), wire.Found, deadline_s)
-        return Hit() if found is None else Hit(found.sources)
+        question = wire.Lookup(wire.named(chain), deadline_s, start, prompt)
+        found = self._call(question, wire.Found, deadline_s)
+        return Hit() if found is None else Hit(found.sources, found.choice)
 
-    def acquire(self, chain: Chain, deadline_s: float = 10.0, start: int = 0) -> RemoteReading:
+    def acquire(
+        self, chain: Chain, deadline_s: float = 10.0, start: int = 0, *, backward: bool = False
+    ) -> RemoteReading:
         """See `TieredStore.acquire`."""
-        return RemoteReading(self._link, chain, deadline_s, start)
+        return RemoteReading(self._link, chain, deadline_s, start, backward=backward)
 
     def begin_store(
         self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
@@ -142,11 +147,12 @@ class RemoteStore:
         return 0 if answer is None else answer.value
 
     def _call(self, question: wire.Question, kind: type[Kind], deadline_s: float) -> Kind | None:
+        until_s = time.monotonic() + deadline_s + _GRACE_S
         connection = self._link.get(deadline_s + _GRACE_S)
         if connection is None:
             return None
         try:
-            answer = connection.ask(question, deadline_s + _GRACE_S)
+            answer = connection.ask(question, until_s - time.monotonic())
             if not isinstance(answer, kind | wire.Refused):
                 raise wire.WireError(f"answered {type(answer).__name__} to {type(question).__name__}")
         except wire.WireError as fault:
@@ -206,10 +212,12 @@ class _Lease:
 class RemoteReading(_Lease):
     """A prefix on lease from a daemon; see `ReadLease`."""
 
-    def __init__(self, link: Link, chain: Chain, deadline_s: float, start: int) -> None:
+    def __init__(
+        self, link: Link, chain: Chain, deadline_s: float, start: int, *, backward: bool = False
+    ) -> None:
         super().__init__(link, deadline_s)
         self._opening: Callable[[int], wire.Question] | None = lambda limit: wire.Acquire(
-            wire.named(chain), deadline_s, start, limit
+            wire.named(chain), deadline_s, start, limit, backward
         )
         self._done = 0
 

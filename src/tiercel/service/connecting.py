@@ -14,6 +14,7 @@ from tiercel.store.faults import log
 
 # Opening the store may mean reaching tiers of other hosts.
 _WELCOME_S = 30.0
+_REACH_S = 5.0
 
 
 def connect(config: Config, payload_bytes: int, *, private: str | None = None) -> RemoteStore:
@@ -42,12 +43,12 @@ def connect(config: Config, payload_bytes: int, *, private: str | None = None) -
 
 def reach(path: Path) -> RemoteStore:
     """A daemon that runs, to look at or to steer; needs no arena. Raises DaemonError if there is none."""
-    return _connected(Link(path, 0))
+    return _connected(Link(path, 0), _REACH_S)
 
 
-def _connected(link: Link) -> RemoteStore:
+def _connected(link: Link, wait_s: float = _WELCOME_S) -> RemoteStore:
     try:
-        link.hold(link.connect(_WELCOME_S))
+        link.hold(link.connect(wait_s))
     except wire.WireError as fault:
         raise DaemonError(
             f"daemon at '{link.path}' {fault}; start one there: tiercel daemon --socket {link.path}"

@@ -8,30 +8,31 @@ client, a bounded number of clients; peers of another user are refused.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import logging
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tiercel.blocks import HEADER_BYTES
 from tiercel.config import Config, human_bytes
-from tiercel.errors import DaemonError
+from tiercel.errors import DaemonError, TiercelError
 from tiercel.service import wire
 from tiercel.service.session import Session
 from tiercel.store import TieredStore, open_store
 
 log = logging.getLogger("tiercel")
 CLIENTS_MAX = 512
-_BACKLOG = 64
+# A client finds the queue full rather than waits in it: all that may come must fit at once.
+_BACKLOG = CLIENTS_MAX
 _ACCEPT_WAIT_S = 0.25
+_LOCK_WAIT_S = 5.0
 _SOCKET_PATH_BYTES_MAX = 107
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred`
 
 
 class Daemon:
@@ -52,7 +53,11 @@ class Daemon:
         self._left_s = time.monotonic()
         self._stop = threading.Event()
         if config.ram.slot_bytes:
-            self._open(config.ram.slot_bytes - HEADER_BYTES)
+            try:
+                self._open(config.ram.slot_bytes - HEADER_BYTES)
+            except TiercelError:
+                self._leave()
+                raise
 
     @property
     def store(self) -> TieredStore | None:
@@ -80,8 +85,7 @@ class Daemon:
     def close(self) -> bool:
         """Leave the socket, end all sessions, flush the store. True if all was written down."""
         self._stop.set()
-        self._listener.close()
-        self._unlink()
+        self._leave()
         with self._lock:
             clients = dict(self._clients)
         for client in clients:
@@ -104,7 +108,7 @@ class Daemon:
         if hello.payload_bytes > 0:
             self._open(hello.payload_bytes)
         store = self._store
-        if store is None:
+        if store is None or hello.payload_bytes <= 0:
             return wire.Welcome(wire.VERSION, os.getpid()), []
         arena = store.arena
         room_bytes = arena.slot_bytes - HEADER_BYTES
@@ -136,13 +140,17 @@ class Daemon:
             return idle_exit_s is not None and not self._clients and gone_s >= idle_exit_s
 
     def _admit(self, client: socket.socket) -> None:
-        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        pid, uid = wire.peer(client)
         with self._lock:
             full = len(self._clients) >= CLIENTS_MAX
         if full or uid not in (os.geteuid(), 0):
-            log.warning("process %d of user %d was turned away: %s", pid, uid, "full" if full else "not ours")
-            client.close()
+            why = (
+                f"{CLIENTS_MAX} connections are open, no more are accepted"
+                if full
+                else f"it serves user {os.geteuid()}, this process belongs to user {uid}"
+            )
+            log.warning("process %d was turned away: %s", pid, why)
+            _turn_away(client, why)
             return
         thread = threading.Thread(
             target=self._serve, args=(client,), name=f"tiercel-client-{pid}", daemon=True
@@ -166,11 +174,15 @@ class Daemon:
             self._clients.pop(client, None)
             self._left_s = time.monotonic()
 
-    def _unlink(self) -> None:
-        """Remove the socket, unless another daemon has put its own there."""
+    def _leave(self) -> None:
+        """Remove the socket, unless another daemon has put its own there, and stop listening.
+
+        In this order: while we listen nobody takes our place, so that what is removed is ours.
+        """
         with suppress(OSError):
             if os.stat(self.path).st_ino == self._inode:
                 self.path.unlink()
+        self._listener.close()
 
 
 def _listen(path: Path) -> socket.socket:
@@ -182,9 +194,10 @@ def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _clear_stale(path)
-        _private(lambda: listener.bind(os.fspath(path)))
-        listener.listen(_BACKLOG)
+        with _alone(path):
+            _clear_stale(path)
+            _private(lambda: listener.bind(os.fspath(path)))
+            listener.listen(_BACKLOG)
     except OSError as fault:
         listener.close()
         raise DaemonError(f"socket '{path}' cannot be served: {fault.strerror}") from None
@@ -192,6 +205,28 @@ def _listen(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time: two that find the same stale socket must not both put theirs there."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, path: Path) -> None:
+    until_s = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise DaemonError(f"directory '{path.parent}' is locked by another process") from None
+            time.sleep(0.02)
 
 
 def _private(bind: Callable[[], None]) -> None:
@@ -220,6 +255,13 @@ def _clear_stale(path: Path) -> None:
             # Full backlog, a daemon that hangs: somebody is there.
             pass
     raise DaemonError(f"a daemon already serves '{path}'; stop it or name another socket with daemon.socket")
+
+
+def _turn_away(client: socket.socket, why: str) -> None:
+    client.setblocking(False)
+    with suppress(wire.WireError):
+        wire.send(client, wire.Refused(why))
+    client.close()
 
 
 def _shut(client: socket.socket) -> None:

@@ -23,6 +23,8 @@ from tiercel.service import wire
 log = logging.getLogger("tiercel")
 CONNECT_S = 0.5
 _PAUSE_S = (0.1, 5.0)
+_RESTART_WAIT_S = 30.0
+_RESPAWN_PAUSE_S = 10.0
 _IDLE_MAX = 16
 # Bounded, so that a daemon that answers slowly is not asked ever more at once.
 _OPEN_MAX = 64
@@ -59,11 +61,8 @@ class Slab:
                 return
 
     def drop(self) -> None:
-        """Unmap when nobody uses it any more; views that are still out keep it mapped."""
+        """Populate no further. It is unmapped once nobody has it or a view of it any more: leases may."""
         self._dropped.set()
-        with suppress(BufferError):
-            self.view.release()
-            self.map.close()
 
 
 class Connection:
@@ -93,6 +92,8 @@ class Link:
         self.failures = 0
         self.on_new_slab: list[Callable[[Slab], None]] = []
         self._respawn = respawn
+        self._respawning: threading.Thread | None = None
+        self._respawn_from_s = 0.0
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._open = 0
@@ -154,7 +155,7 @@ class Link:
             one.sock.close()
         if not known_down and not self._closed:
             log.warning("daemon at %s: %s; requests are computed until it is back", self.path, fault)
-            self._bring_back()
+        self._bring_back()
 
     def connect(self, wait_s: float) -> Connection:
         """Connect and agree on version and arena. Raises WireError, or DaemonError when refused."""
@@ -165,9 +166,12 @@ class Link:
                 sock.connect(os.fspath(self.path))
             except OSError as fault:
                 raise wire.WireError(f"cannot be reached: {fault.strerror or fault}") from None
-            wire.send(sock, wire.Hello(wire.VERSION, os.getpid(), self.payload_bytes))
+            _check_owner(sock, self.path)
+            with suppress(wire.WireError):
+                # Should it have turned us away at once, its answer says why.
+                wire.send(sock, wire.Hello(wire.VERSION, os.getpid(), self.payload_bytes))
             answer, fds = wire.receive_answer(sock, wait_s)
-        except wire.WireError:
+        except (wire.WireError, DaemonError):
             sock.close()
             raise
         try:
@@ -203,7 +207,7 @@ class Link:
                 return self.slab
             try:
                 slab, old = Slab(fds[0], welcome), self.slab
-            except (OSError, ValueError) as fault:
+            except (OSError, ValueError, OverflowError) as fault:
                 raise wire.WireError(f"its arena cannot be mapped: {fault}") from None
             self.slab = slab
         if old is not None:
@@ -214,5 +218,27 @@ class Link:
         return slab
 
     def _bring_back(self) -> None:
-        if self._respawn is not None:
-            threading.Thread(target=self._respawn, name="tiercel-respawn", daemon=True).start()
+        """Have the daemon started again, and wait for it on a thread of its own."""
+        with self._lock:
+            busy = self._respawning is not None and self._respawning.is_alive()
+            if self._respawn is None or self._closed or busy or time.monotonic() < self._respawn_from_s:
+                return
+            self._respawn_from_s = time.monotonic() + _RESPAWN_PAUSE_S
+            self._respawning = threading.Thread(target=self._restart, name="tiercel-respawn", daemon=True)
+            self._respawning.start()
+
+    def _restart(self) -> None:
+        assert self._respawn is not None
+        self._respawn()
+        try:
+            # A daemon that nobody visits ends again.
+            self.hold(self.connect(_RESTART_WAIT_S))
+        except (wire.WireError, DaemonError) as fault:
+            log.warning("daemon at %s: %s", self.path, fault)
+
+
+def _check_owner(sock: socket.socket, path: Path) -> None:
+    """Take no bytes from another user's process: who lies there could lie about what it holds."""
+    _, uid = wire.peer(sock)
+    if os.geteuid() not in (uid, 0) and uid != 0:
+        raise DaemonError(f"daemon at {path} belongs to user {uid}; accepted are this user's and root's")

@@ -86,7 +86,9 @@ class Session:
 
     def _on_acquire(self, store: TieredStore, ask: wire.Acquire) -> wire.Answer:
         self._give_back()
-        self._reading = store.acquire(wire.chain_of(ask.chain), _bounded(ask.deadline_s), max(0, ask.start))
+        self._reading = store.acquire(
+            wire.chain_of(ask.chain), _bounded(ask.deadline_s), max(0, ask.start), backward=ask.backward
+        )
         return self._ready(ask.limit)
 
     def _on_next(self, store: TieredStore, ask: wire.Next) -> wire.Answer:
@@ -142,8 +144,9 @@ class Session:
     # The rest.
 
     def _on_lookup(self, store: TieredStore, ask: wire.Lookup) -> wire.Answer:
-        hit = store.lookup(wire.chain_of(ask.chain), _bounded(ask.deadline_s), max(0, ask.start))
-        return wire.Found(hit.sources)
+        chain = wire.chain_of(ask.chain)
+        hit = store.lookup(chain, _bounded(ask.deadline_s), max(0, ask.start), ask.prompt)
+        return wire.Found(hit.sources, hit.choice)
 
     def _on_pin(self, store: TieredStore, ask: wire.Pin) -> wire.Answer:
         chain = wire.chain_of(ask.chain)

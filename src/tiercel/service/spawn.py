@@ -81,8 +81,10 @@ def _answers(path: Path) -> bool:
         probe.settimeout(1.0)
         try:
             probe.connect(os.fspath(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:
+            pass  # somebody is there, and busy
     return True
 
 

@@ -17,12 +17,13 @@ from typing import TypeVar
 import msgspec
 
 from tiercel.blocks import KEY_BYTES, BlockKey, Chain
-from tiercel.store import StoreStats
+from tiercel.store import Choice, Prompt, StoreStats
 
 VERSION = 1
 # A key is 32 bytes: room for a prompt of 250,000 blocks.
 PACKET_BYTES_MAX = 8 << 20
 _LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: `struct ucred`
 
 
 class WireError(Exception):
@@ -49,6 +50,7 @@ class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
     chain: Named
     deadline_s: float
     start: int
+    prompt: Prompt | None = None
 
 
 class Acquire(msgspec.Struct, frozen=True, tag="acquire"):
@@ -56,6 +58,7 @@ class Acquire(msgspec.Struct, frozen=True, tag="acquire"):
     deadline_s: float
     start: int
     limit: int
+    backward: bool = False
 
 
 class Next(msgspec.Struct, frozen=True, tag="next"):
@@ -128,6 +131,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
     sources: tuple[str, ...]
+    choice: Choice | None = None
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -193,6 +197,13 @@ def chain_of(name: Named) -> Chain:
         name.info,
         tuple(BlockKey(keys[at : at + KEY_BYTES]) for at in range(0, len(keys), KEY_BYTES)),
     )
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other side."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return pid, uid
 
 
 def send(sock: socket.socket, message: Question | Answer, fds: Sequence[int] = ()) -> None:

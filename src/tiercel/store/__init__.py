@@ -6,15 +6,20 @@ from tiercel.store.figures import Hit, StoreCounters, StoreStats, TierCounters, 
 from tiercel.store.journal import Event, Events
 from tiercel.store.leases import LeasedBlock, NewBlock, ReadLease, WriteLease
 from tiercel.store.options import LaneOptions, WriteMode
+from tiercel.store.policy import Choice, PrefillCost, PrefillEstimator, Prompt
 from tiercel.store.store import TieredStore
 
 __all__ = [
+    "Choice",
     "Event",
     "Events",
     "Hit",
     "LaneOptions",
     "LeasedBlock",
     "NewBlock",
+    "PrefillCost",
+    "PrefillEstimator",
+    "Prompt",
     "ReadLease",
     "Reading",
     "Store",

@@ -11,6 +11,7 @@ from tiercel.blocks import Chain
 from tiercel.store.figures import Hit, StoreStats
 from tiercel.store.journal import Events
 from tiercel.store.leases import LeasedBlock, NewBlock
+from tiercel.store.policy import Prompt
 
 
 class Reading(Protocol):
@@ -52,9 +53,13 @@ class Writing(Protocol):
 class Store(Protocol):
     """See `TieredStore` for what each call promises. None raises for a fault of a tier or of a daemon."""
 
-    def lookup(self, chain: Chain, deadline_s: float = 0.05, start: int = 0) -> Hit: ...
+    def lookup(
+        self, chain: Chain, deadline_s: float = 0.05, start: int = 0, prompt: Prompt | None = None
+    ) -> Hit: ...
 
-    def acquire(self, chain: Chain, deadline_s: float = 10.0, start: int = 0) -> Reading: ...
+    def acquire(
+        self, chain: Chain, deadline_s: float = 10.0, start: int = 0, *, backward: bool = False
+    ) -> Reading: ...
 
     def begin_store(
         self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0

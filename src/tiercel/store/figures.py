@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tiercel.store.policy import Choice
+
 RAM = "ram"
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The longest cached prefix of a chain: `sources[i]` names where block `i` lies (`ram` or a tier)."""
+    """The longest cached prefix of a chain: `sources[i]` names where block `i` lies (`ram` or a tier).
+
+    Asked with a prompt, `choice` says how much of it is worth loading.
+    """
 
     sources: tuple[str, ...] = ()
+    choice: Choice | None = None
 
     @property
     def blocks(self) -> int:
         """Length of the prefix, in blocks."""
         return len(self.sources)
+
+    @property
+    def worth(self) -> int:
+        """How many of the blocks to load: all, unless a choice was made."""
+        return self.blocks if self.choice is None else self.choice.blocks
 
 
 @dataclass(slots=True)
@@ -52,6 +63,8 @@ class StoreCounters:
     loaded: dict[str, int] = field(default_factory=dict)
     loads_failed: int = 0
     loads_timed_out: int = 0
+    priced_out: int = 0
+    probes: int = 0
     cleared: int = 0
 
 

@@ -24,6 +24,7 @@ from tiercel.store.figures import TierCounters, TierStats
 from tiercel.store.journal import Journal
 from tiercel.store.lane_index import KEYS_MAX, Cell, LaneIndex, Room
 from tiercel.store.options import LaneOptions, WriteMode
+from tiercel.store.policy import TierSpeed
 from tiercel.store.sharing import Sharing
 from tiercel.tiers import Fate, Outcome, Stored, Tier, Usage
 from tiercel.tiers.extras import Shared
@@ -59,6 +60,7 @@ class Lane:
             options.cap_bytes, protected, lambda key, stored: journal.note(key, tier.name, stored=stored)
         )
         self.counters = TierCounters()
+        self.speed = TierSpeed(options.read_workers)
         self.pending_writes = 0
         self.scanned = False
         self._lock = lock
@@ -116,6 +118,8 @@ class Lane:
 
     def _read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Header | None]:
         started_s = time.monotonic()
+        with self._lock:
+            read = self.speed.began(started_s)
         for record in records:
             # What the slot held before must not pass for an answer of the tier.
             record[: len(_NO_RECORD)] = _NO_RECORD
@@ -126,7 +130,9 @@ class Lane:
         ]
         rotten: dict[BlockKey, int] = {}
         with self._lock:
-            self.counters.read_s += time.monotonic() - started_s
+            ended_s = time.monotonic()
+            self.counters.read_s += ended_s - started_s
+            self.speed.ended(read, sum(isinstance(found, Header) for found in verified), ended_s)
             for key, outcome, found in zip(keys, outcomes, verified, strict=True):
                 if isinstance(found, Header):
                     self._read_went_well(key, found)

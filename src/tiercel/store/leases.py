@@ -53,28 +53,32 @@ class _Wanted:
 class ReadLease:
     """Blocks `start`, `start + 1`, … of a chain, as far as they can be had before the deadline.
 
+    Or, `backward`, from the chain's last block down to `start`.
+
     Blocks in RAM are held from the start; the others are loaded ahead of the reader, a bounded window at a
     time, each physically once however many leases want it.
     """
 
-    def __init__(self, store: TieredStore, chain: Chain, deadline_s: float, start: int = 0) -> None:
+    def __init__(
+        self, store: TieredStore, chain: Chain, deadline_s: float, start: int = 0, *, backward: bool = False
+    ) -> None:
         self._store = store
-        self._start = start
-        self._keys = chain.keys[start:]
+        # Positions count in the order of reading: position p is block `first + step * p`.
+        self._first, self._step = (len(chain) - 1, -1) if backward else (start, 1)
+        self._keys = chain.keys[start:][::-1] if backward else chain.keys[start:]
         self._until_s = time.monotonic() + deadline_s
         slot_bytes = store.arena.slot_bytes
         self._window = max(_WINDOW_BLOCKS[0], min(_WINDOW_BLOCKS[1], _WINDOW_BYTES // slot_bytes))
-        # All positions from here on count from `start`.
         self._at = 0
         self._asked = 0
         self._open = True
         with store.lock:
-            base = store.ram.touch(chain.keys)
-            self._base = base - start
-            self._fence = base - len(chain) - 1
+            self._base = store.ram.touch(chain.keys)
+            self._fence = self._base - len(chain) - 1
             self._wanted = [_Wanted(source) for source in store.walk_locked(self._keys)]
             store.leases.add(self)
-            store.touch_tiers_locked(chain.keys[: start + len(self._wanted)])
+            found = len(chain) if backward else start + len(self._wanted)
+            store.touch_tiers_locked(chain.keys[:found])
             for want, key in zip(self._wanted, self._keys, strict=False):
                 entry = store.ram.get(key)
                 if entry is not None and entry.state is State.READY:
@@ -114,7 +118,7 @@ class ReadLease:
                 if want.entry is None or want.entry.state is not State.READY:
                     break
                 payload = payload_of(store.arena.view(want.entry.slot), want.entry.payload_bytes)
-                blocks.append(LeasedBlock(self._start + position, payload, want.source, want.entry.slot))
+                blocks.append(LeasedBlock(self._index(position), payload, want.source, want.entry.slot))
         return blocks
 
     def advance(self, count: int) -> None:
@@ -187,7 +191,7 @@ class ReadLease:
             if lane is None or entry is not None:
                 self._cut_locked(position)
                 return False
-            entry = store.load_locked(key, lane, tick=self._base - position, fence=self._fence)
+            entry = store.load_locked(key, lane, tick=self._base - self._index(position), fence=self._fence)
             if entry is None:
                 return False
             want.source = lane.lane.name
@@ -195,6 +199,9 @@ class ReadLease:
         want.entry = entry
         store.unwant_locked(key)
         return True
+
+    def _index(self, position: int) -> int:
+        return self._first + self._step * position
 
     def _cut_locked(self, position: int) -> None:
         """End the lease before a block."""
@@ -297,6 +304,7 @@ class WriteLease:
         """A WRITING entry and its slot for block `index`; None if it is there already or none came free."""
         store, key = self._store, self._chain.keys[index]
         with store.lock:
+            pushed = not wait
             while self._open and not store.closing and not self._cleared and store.ram.get(key) is None:
                 slot = store.ram.take(self._fence, own=True)
                 if slot is not None:
@@ -304,6 +312,9 @@ class WriteLease:
                     # Taken under the lock: closing the arena leaves views that exist alone.
                     return entry, store.arena.view(slot)
                 left_s = self._until_s - time.monotonic()
+                if left_s <= 0 and not pushed and store.make_way_locked(self._fence):
+                    pushed = True
+                    continue
                 if left_s <= 0 or not wait:
                     return None
                 store.give_up_locked()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tiercel.blocks import BlockKey, Header, record_bytes
 from tiercel.store.figures import StoreCounters
@@ -55,6 +55,7 @@ class Traffic:
         self._up: deque[Entry] = deque()
         # Each block with its chain up to it, as far as known.
         self._down: deque[tuple[Entry, Sequence[BlockKey]]] = deque()
+        self._write_tasks = 0
 
     # Up.
 
@@ -67,6 +68,11 @@ class Traffic:
             self.lane.counters.reads_refused += 1
         return accepted
 
+    @property
+    def queued_reads(self) -> int:
+        """Blocks that wait to be loaded."""
+        return len(self._up)
+
     def give_up_locked(self, now_s: float) -> None:
         """Drop what waits for a tier that is down or stuck: it would only keep slots from use."""
         if (self._up or self._down) and self.lane.hopeless(now_s):
@@ -78,10 +84,15 @@ class Traffic:
         self._up.clear()
         for entry, _ in self._down:
             entry.offered &= ~self._bit
-            self._ram.release(entry)
-        self.lane.pending_writes -= len(self._down)
-        self.lane.counters.writes_dropped += len(self._down)
+        self._drop_locked(self._down)
         self._down.clear()
+
+    def _drop_locked(self, items: Collection[tuple[Entry, Sequence[BlockKey]]]) -> None:
+        """Let go of blocks that waited to be written."""
+        for entry, _ in items:
+            self._ram.release(entry)
+        self.lane.pending_writes -= len(items)
+        self.lane.counters.writes_dropped += len(items)
         self._lock.notify_all()
 
     def probe(self, keys: Sequence[BlockKey], deadline_s: float) -> int:
@@ -157,6 +168,28 @@ class Traffic:
         self._queue_locked(entry, ())
         return True
 
+    def make_way_locked(self, fence: int) -> bool:
+        """With a full queue, drop the oldest stores, so that RAM may evict them. True if any was dropped.
+
+        That is every waiting block of the chain that waits longest (a later one without the earlier would be
+        of no use), else the coldest that could not even wait. Blocks younger than the tick `fence` are
+        spared: they belong to the chain that needs the room.
+        """
+        if self.lane.pending_writes < self._waiting_max:
+            return False
+        first = next((item for item in self._down if item[0].tick <= fence), None)
+        if first is None:
+            owed = [entry for entry in self._ram.coldest(self._batch_blocks) if self.owes_locked(entry)]
+            dropped = [entry for entry in owed if entry.tick <= fence and entry.holds == 0]
+            for entry in dropped:
+                entry.offered |= self._bit
+            self.lane.counters.writes_dropped += len(dropped)
+            return bool(dropped)
+        doomed = [item for item in self._down if item is first or (item[1] and item[1][:1] == first[1][:1])]
+        self._down = deque(item for item in self._down if item not in doomed)
+        self._drop_locked(doomed)
+        return True
+
     def owes_locked(self, entry: Entry) -> bool:
         """Whether the tier should have a block but was never asked to take it."""
         return (
@@ -171,8 +204,13 @@ class Traffic:
         return self.lane.takes(now_s) and not self.lane.index.barred(entry.key)
 
     def _queue_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> bool:
-        if self.lane.pending_writes >= self._waiting_max or not self._writers.submit(self._write_some):
+        if self.lane.pending_writes >= self._waiting_max:
             return False
+        # Tasks whose blocks were dropped are still on their way, and as good as new ones.
+        if self._write_tasks <= len(self._down):
+            if not self._writers.submit(self._write_some):
+                return False
+            self._write_tasks += 1
         entry.offered |= self._bit
         entry.holds += 1
         self._down.append((entry, chain))
@@ -182,6 +220,7 @@ class Traffic:
     def _write_some(self) -> None:
         """Runs on a writer thread: takes a batch off the queue, unless an earlier call already took it."""
         with self._lock:
+            self._write_tasks -= 1
             # Somebody waits for a load, nobody for a store; but stores must not wait for ever.
             until_s = time.monotonic() + _LOADS_FIRST_S
             while self._up and not self._closing.is_set() and time.monotonic() < until_s:

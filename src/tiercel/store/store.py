@@ -21,6 +21,7 @@ from tiercel.store.lane import Lane
 from tiercel.store.leases import ReadLease, WriteLease
 from tiercel.store.movement import Traffic
 from tiercel.store.options import LaneOptions, WriteMode
+from tiercel.store.policy import Choice, Prompt, choose
 from tiercel.store.ram import Entry, Ram, State
 from tiercel.store.workers import Workers
 from tiercel.tiers import Tier
@@ -30,6 +31,8 @@ _PREFETCH_QUEUE = 64
 _PINNED_SHARE = 0.5
 # On-evict tiers are written ahead of need once fewer than this share of the slots is free.
 _SPILL_AHEAD_SHARE = 1 / 8
+# A tier that was priced out is read once in a while, lest it stays so for ever.
+_TRY_AGAIN_S = 5.0
 # A tier that has work of its own to end gets this long for it, also when writing took the whole deadline.
 _TIER_CLOSE_S = 0.5
 
@@ -50,6 +53,7 @@ class TieredStore:
         self._journal = Journal()
         self.ram = Ram(arena, self._spare_locked, self._journal)
         self._pins: dict[BlockKey, float] = {}
+        self._tried_s: dict[str, float] = {}
         self._faults = FaultLog()
         self._traffic = [
             Traffic(
@@ -68,8 +72,12 @@ class TieredStore:
 
     # Finding.
 
-    def lookup(self, chain: Chain, deadline_s: float = 0.05, start: int = 0) -> Hit:
+    def lookup(
+        self, chain: Chain, deadline_s: float = 0.05, start: int = 0, prompt: Prompt | None = None
+    ) -> Hit:
         """The longest cached prefix of `chain`, from block `start` on: what lies before, the caller has.
+
+        With a `prompt` it also chooses how much of that to load so that the first token comes soonest.
 
         Answers from memory, then asks tiers others may write to (or that are still being scanned) for what
         follows, for `deadline_s` at most; 0 never leaves memory. Counts as a use of what it finds.
@@ -89,11 +97,17 @@ class TieredStore:
             self.counters.looked_up += len(keys)
             self.counters.hit += len(sources)
             self._touch_locked(chain.keys[: start + len(sources)])
-        return Hit(tuple(sources))
+            choice = self._choose_locked(prompt, keys, sources, start) if prompt and sources else None
+        return Hit(tuple(sources), choice)
 
-    def acquire(self, chain: Chain, deadline_s: float = 10.0, start: int = 0) -> ReadLease:
-        """Lease the cached blocks of `chain` from `start` on: none is evicted, those in tiers are loaded."""
-        return ReadLease(self, chain, deadline_s, start)
+    def acquire(
+        self, chain: Chain, deadline_s: float = 10.0, start: int = 0, *, backward: bool = False
+    ) -> ReadLease:
+        """Lease the cached blocks of `chain` from `start` on: none is evicted, those in tiers are loaded.
+
+        `backward` begins with the last block, for an engine that computes the first ones meanwhile.
+        """
+        return ReadLease(self, chain, deadline_s, start, backward=backward)
 
     def begin_store(
         self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
@@ -350,11 +364,42 @@ class TieredStore:
         for traffic in self._traffic:
             traffic.give_up_locked(now_s)
 
+    def make_way_locked(self, fence: int) -> bool:
+        """RAM is full of blocks for slow tiers: drop their oldest stores, none younger than tick `fence`."""
+        return any([traffic.make_way_locked(fence) for traffic in self._traffic])  # noqa: C419 (each is asked)
+
     # Inner workings.
 
     def _probe(self, keys: Sequence[BlockKey], until_s: float) -> bool:
         found = [traffic.probe(keys, until_s - time.monotonic()) for traffic in self._traffic]
         return max(found, default=0) > 0
+
+    def _choose_locked(
+        self, prompt: Prompt, keys: Sequence[BlockKey], sources: Sequence[str], start: int
+    ) -> Choice:
+        now_s = time.monotonic()
+        tiers = {traffic.lane.name: traffic for traffic in self._traffic}
+
+        def seconds(source: str, blocks: int) -> float:
+            if source == RAM:
+                return 0.0
+            traffic = tiers[source]
+            return traffic.lane.speed.seconds(blocks, traffic.queued_reads, now_s)
+
+        choice = choose(prompt, sources, start, seconds)
+        if choice.blocks < len(sources):
+            self.counters.priced_out += len(sources) - choice.blocks
+            self._try_again_locked(tiers[sources[choice.blocks]], keys[choice.blocks], now_s)
+        return choice
+
+    def _try_again_locked(self, traffic: Traffic, key: BlockKey, now_s: float) -> None:
+        """Read one block of a tier that was too slow to be used, for nobody: it may be better by now."""
+        speed = traffic.lane.speed
+        if now_s - max(speed.observed_at_s, self._tried_s.get(traffic.lane.name, 0.0)) < _TRY_AGAIN_S:
+            return
+        self._tried_s[traffic.lane.name] = now_s
+        if self.ram.get(key) is None and self.load_locked(key, traffic, tick=0, fence=0) is not None:
+            self.counters.probes += 1
 
     def _in_ram_locked(self, keys: Sequence[BlockKey]) -> int:
         for count, key in enumerate(keys):

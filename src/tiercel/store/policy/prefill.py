@@ -1,0 +1,120 @@
+"""What computing a prompt costs on this engine, learned while it serves.
+
+    seconds(n new tokens after c cached ones) = fixed + per_token * n + per_pair * n * (c + n / 2)
+
+The linear term is the weights' work, the last one attention's: every new token looks at all before it. The
+coefficients are fitted to recent observations by non-negative least squares of the relative errors,
+reweighted so that an outlier (a suspended machine, a stall, a neighbour's burst) is worth next to nothing:
+iteratively reweighted least squares with Cauchy weights. Only the latest few observations of each size
+count, so that a lasting change is believed after a few requests. Knows no engine and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Observations kept per size class (powers of two of new tokens and of context).
+_PER_CLASS = 5
+_CLASSES_MAX = 64
+_ROUNDS = 8
+# Relative error at which an observation counts half.
+_HALF_WEIGHT_ERROR = 0.15
+_SECONDS_MIN, _SECONDS_MAX = 1e-6, 3600.0
+# Sets of terms to try (fixed, per token, per pair), simplest belief first: with few sizes seen several fit
+# equally well, and a term more must earn its place.
+_TERM_SETS = ([1], [1, 2], [0, 1], [0, 1, 2], [2], [0, 2], [0])
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """Coefficients of the formula above: seconds; per new token; per new token and token it looks at."""
+
+    fixed_s: float = 0.0
+    token_s: float = 0.0
+    pair_s: float = 0.0
+
+    def seconds(self, tokens: int, context: int = 0) -> float:
+        """Expected time to compute `tokens` new tokens after `context` tokens that are there."""
+        if tokens <= 0:
+            return 0.0
+        return self.fixed_s + tokens * (self.token_s + self.pair_s * (context + tokens / 2))
+
+
+class PrefillEstimator:
+    """Learns a `PrefillCost`. Thread-safe; `observe` is cheap, the fit is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[int, int], deque[tuple[int, int, float]]] = {}
+        self._cost: PrefillCost | None = None
+        self._stale = False
+        self.observed = 0
+
+    def observe(self, tokens: int, context: int, seconds: float) -> None:
+        """Note that computing `tokens` after `context` took `seconds`. What cannot be is ignored."""
+        if tokens < 1 or context < 0 or not _SECONDS_MIN <= seconds <= _SECONDS_MAX:
+            return
+        size = (tokens.bit_length(), context.bit_length())
+        with self._lock:
+            # Lately seen sizes move to the end; the ones not seen for longest leave first.
+            kept = self._seen.pop(size, None) or deque(maxlen=_PER_CLASS)
+            kept.append((tokens, context, seconds))
+            self._seen[size] = kept
+            if len(self._seen) > _CLASSES_MAX:
+                del self._seen[next(iter(self._seen))]
+            self._stale = True
+            self.observed += 1
+
+    def cost(self) -> PrefillCost | None:
+        """What is believed now; None before anything was observed."""
+        with self._lock:
+            if self._stale:
+                self._cost = _fit([one for kept in self._seen.values() for one in kept])
+                self._stale = False
+            return self._cost
+
+
+def _fit(seen: list[tuple[int, int, float]]) -> PrefillCost:
+    tokens, context, seconds = (np.array(column, dtype=float) for column in zip(*seen, strict=True))
+    # Divided by the observed time, so that each request counts alike and errors are relative ones.
+    terms = np.stack([np.ones_like(tokens), tokens, tokens * (context + tokens / 2)], axis=1)
+    terms /= seconds[:, None]
+    answer = _robust_start(terms)
+    for _ in range(_ROUNDS):
+        errors = terms @ answer - 1.0
+        weights = 1.0 / (1.0 + (errors / _HALF_WEIGHT_ERROR) ** 2)
+        answer = _non_negative(terms, weights)
+    return PrefillCost(*(float(value) for value in answer))
+
+
+def _robust_start(terms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One coefficient alone, from the median: far off in detail, but not led astray by any outlier."""
+    answer = np.zeros(terms.shape[1])
+    answer[1] = float(np.median(1.0 / terms[:, 1]))
+    return answer
+
+
+def _non_negative(terms: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weighted least squares of `terms @ x = 1` with x >= 0: of all sets of active terms the best."""
+    root = np.sqrt(weights)[:, None]
+    scale = np.abs(terms).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    scaled, ones = terms * root / scale, root[:, 0]
+    best: NDArray[np.float64] = np.zeros(terms.shape[1])
+    least = math.inf
+    for columns in _TERM_SETS:
+        part, *_ = np.linalg.lstsq(scaled[:, columns], ones, rcond=1e-9)
+        if (part < 0).any():
+            continue
+        error = float(np.sum((scaled[:, columns] @ part - ones) ** 2))
+        if error < least - 1e-9:
+            best, least = np.zeros(terms.shape[1]), error
+            best[columns] = part
+    answer: NDArray[np.float64] = best / scale
+    return answer

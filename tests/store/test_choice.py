@@ -1,0 +1,126 @@
+"""The store offers what is worth loading, prices out a tier that turned slow, and tries it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.store.support import (
+    FaultyTier,
+    assert_nothing_leaked,
+    chain,
+    disk,
+    drop_ram,
+    eventually,
+    get,
+    make_store,
+    payload_of_key,
+    put,
+)
+
+from tiercel.blocks import BlockKey
+from tiercel.store import LaneOptions, PrefillCost, Prompt, TieredStore
+from tiercel.store import store as store_module
+from tiercel.tiers import Outcome
+
+# A block of four tokens costs 40 ms to compute.
+PROMPT = Prompt(33, 4, PrefillCost(0.0, 0.01, 0.0))
+
+
+class Slowable(FaultyTier):
+    delay_s = 0.0
+
+    def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
+        time.sleep(self.delay_s)
+        return super().read(keys, records)
+
+
+def on_disk(tier: FaultyTier, blocks: int = 8) -> TieredStore:
+    store = make_store((tier, LaneOptions(read_workers=1)))
+    put(store, chain(blocks))
+    assert store.flush(10)
+    drop_ram(store)
+    return store
+
+
+def test_a_fast_tier_is_offered_whole_and_ram_always(tmp_path: Path) -> None:
+    store = on_disk(Slowable(disk(tmp_path / "d")))
+    hit = store.lookup(chain(8), prompt=PROMPT)
+    assert (hit.blocks, hit.worth) == (8, 8)
+    assert hit.choice is not None
+    assert hit.choice.recompute_s == pytest.approx(0.33)
+    get(store, chain(8))
+    assert store.lookup(chain(8), prompt=PROMPT).worth == 8
+    assert store.lookup(chain(8)).worth == 8
+
+
+def test_d36_a_tier_that_turns_slow_is_priced_out_after_three_requests_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_TRY_AGAIN_S", 0.2)
+    tier = Slowable(disk(tmp_path / "d"))
+    store = on_disk(tier)
+    for _ in range(3):
+        get(store, chain(8))
+        drop_ram(store)
+    tier.delay_s = 0.1
+    paid = 0
+    while store.lookup(chain(8), prompt=PROMPT).worth:
+        get(store, chain(1))
+        drop_ram(store)
+        paid += 1
+    assert 1 <= paid <= 3
+    assert store.stats().counters.priced_out >= 8
+    tier.delay_s = 0.0
+
+    def offered_again() -> bool:
+        time.sleep(0.05)
+        drop_ram(store)
+        return store.lookup(chain(8), prompt=PROMPT).worth == 8
+
+    assert eventually(offered_again)
+    assert store.stats().counters.probes >= 1
+    assert len(get(store, chain(8))) == 8
+    assert_nothing_leaked(store)
+
+
+def test_a_read_that_hangs_prices_its_tier_out_for_the_others(tmp_path: Path) -> None:
+    tier = Slowable(disk(tmp_path / "d"))
+    store = on_disk(tier)
+    get(store, chain(8))
+    drop_ram(store)
+    assert store.lookup(chain(8), prompt=PROMPT).worth == 8
+    tier.delay_s = 1.0
+    waiting = store.prefetch(chain(1), 5.0)
+    time.sleep(0.4)
+    assert store.lookup(chain(8), prompt=PROMPT).worth == 0
+    assert waiting.result(10) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+@pytest.mark.parametrize("start", [0, 3, 8])
+def test_a_prefix_can_be_read_backward(tmp_path: Path, limit: int, start: int) -> None:
+    store = on_disk(Slowable(disk(tmp_path / "d")))
+    get(store, chain(4))
+    one, seen = chain(8), []
+    with store.acquire(one, 5.0, start, backward=True) as lease:
+        while batch := lease.ready(limit):
+            for block in batch:
+                assert bytes(block.payload) == payload_of_key(one.keys[block.index])
+                seen.append(block.index)
+            lease.advance(len(batch))
+    assert seen == list(range(7, start - 1, -1))
+    assert_nothing_leaked(store)
+
+
+def test_backward_it_ends_at_the_first_block_that_is_gone(tmp_path: Path) -> None:
+    store = make_store()
+    put(store, chain(8))
+    with store.lock:
+        entry = store.ram.get(chain(8).keys[4])
+        assert entry is not None
+        store.ram.remove(entry)
+    with store.acquire(chain(8), 5.0, backward=True) as lease:
+        assert [block.index for block in lease.ready(100)] == [7, 6, 5]
