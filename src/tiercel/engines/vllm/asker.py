@@ -1,0 +1,108 @@
+"""Lookups off the scheduler's thread: questions go in, answers are there when they are there.
+
+One thread owns every lookup, and everything slow that naming a prompt may need (reading an adapter). The
+scheduler only ever looks at an `Ask`; what is not answered by its deadline is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tiercel.engines.vllm.adapters import Adapters
+from tiercel.engines.vllm.naming import Names
+from tiercel.engines.vllm.threads import leave_pinned_core
+from tiercel.store import Hit, Store
+
+log = logging.getLogger("tiercel")
+# Longer than any lookup takes, also on a busy host; what it finds saves more than it costs to wait.
+ASK_DEADLINE_S = 1.0
+_PROBE_S = 0.05
+_QUEUE_MAX = 4096
+
+
+@dataclass(slots=True)
+class Ask:
+    """One question: how much of a prompt is cached. The fields after `until_s` are the asker's to set.
+
+    `adapter` is (vLLM's number, path) of the request's adapter. `known` turns true once its digest is,
+    `hit` is set last.
+    """
+
+    request: str
+    hashes: bytes
+    adapter: tuple[int, str] | None
+    until_s: float = field(default_factory=lambda: time.monotonic() + ASK_DEADLINE_S)
+    digest: bytes | None = None
+    known: bool = False
+    hit: Hit | None = None
+    answered_s: float = 0.0
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class Asker:
+    """The thread and its queue. A question that finds the queue full is answered as a miss at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._names: Sequence[Names] = ()
+        self._adapters = Adapters()
+        self._queue: queue.Queue[Ask | None] = queue.Queue(_QUEUE_MAX)
+        self._thread = threading.Thread(target=self._run, name="tiercel-ask", daemon=True)
+        self._thread.start()
+
+    def use(self, names: Sequence[Names]) -> None:
+        """Ask under these names from now on, one per shard."""
+        self._names = names
+
+    def ask(self, question: Ask) -> None:
+        """Queue a question. Never blocks."""
+        try:
+            self._queue.put_nowait(question)
+        except queue.Full:
+            question.hit = Hit()
+
+    def close(self) -> None:
+        """End the thread after the question it is at. Waits a second at most."""
+        self._names = ()
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        leave_pinned_core()
+        while (question := self._queue.get()) is not None:
+            try:
+                self._answer(question)
+            finally:
+                if question.hit is None:
+                    question.hit = Hit()
+                question.answered_s = time.monotonic()
+                question.answered.set()
+
+    def _answer(self, question: Ask) -> None:
+        if question.adapter is not None:
+            question.digest = self._adapters.digest(*question.adapter)
+            if question.digest is None:
+                return
+        question.known = True
+        left_s = question.until_s - time.monotonic()
+        if left_s <= 0 or not question.hashes:
+            return
+        # With others waiting, only what is known without asking around.
+        probe_s = min(_PROBE_S, left_s) if self._queue.empty() else 0.0
+        shortest: Hit | None = None
+        for names in self._names:
+            chain = names.chain(question.request, question.hashes, question.digest)
+            hit = self._store.lookup(chain, probe_s)
+            if shortest is None or hit.blocks < shortest.blocks:
+                shortest = hit
+            if not hit.blocks:
+                break
+        question.hit = shortest

@@ -1,0 +1,153 @@
+"""Names of blocks: which identity an engine's KV has, and the keys a rank makes from vLLM's hashes.
+
+The scheduler decides the identity, from the configuration and from what every worker says it registered;
+workers get it with their work. Nothing of it depends on the process, the folder's place or Python's `hash`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiercel.blocks import BlockKey, Chain, Identity, Scope
+from tiercel.config.paths import cache_dir
+from tiercel.engines.vllm.jobs import HASH_BYTES, Shard, split_hashes
+from tiercel.engines.weights import weights_revision
+from tiercel.errors import ConfigError, EngineError
+from tiercel.geometry.digest import config_fingerprint
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+PAYLOAD_BYTES_MIN = 1 << 20
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_LAYOUT = "vllm-1"
+_REQUESTS_KEPT = 256
+
+
+def units_per_block(unit_bytes: int, slot_bytes: int | None = None) -> int:
+    """How many of vLLM's scheduler blocks make one block: the fewest with 1 MiB, within what a slot holds."""
+    wanted = max(1, -(-PAYLOAD_BYTES_MIN // unit_bytes))
+    return wanted if slot_bytes is None else max(1, min(wanted, slot_bytes // unit_bytes))
+
+
+def identity_of(config: VllmConfig, shard: Shard, block_tokens: int, epoch: str = "") -> Identity:
+    """The identity of one shard's blocks. `epoch` is not empty once the weights may differ from their files.
+
+    Reads the model's weight files (remembered from then on). Raises ModelError or EngineError when they
+    cannot be found.
+    """
+    model = config.model_config
+    # Served names are aliases; the digest of the weights is what tells models apart.
+    name = Path(model.model).name if Path(model.model).exists() else str(model.model)
+    revision = _revision(str(model.model), model.revision, config.load_config.load_format)
+    meaning = blake2b(digest_size=32, person=b"tiercel-vllm-geo")
+    for one in (config_fingerprint(model.hf_config.to_dict()), shard.layout, _speculation(config)):
+        meaning.update(len(one).to_bytes(4, "little") + one)
+    return Identity(
+        model=name,
+        revision=revision + epoch,
+        kv_dtype=str(config.cache_config.cache_dtype),
+        geometry=meaning.digest(),
+        layout=f"{_LAYOUT}+{_computed(config)}+{shard.computed}",
+        block_tokens=block_tokens,
+        shard=shard.number,
+        shards=shard.shards,
+        scales=shard.scales,
+    )
+
+
+def _computed(config: VllmConfig) -> str:
+    """What computes, as far as the configuration says: it changes the last bits, and a hit must not."""
+    model, parallel = config.model_config, config.parallel_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    ranks = f"tp{parallel.tensor_parallel_size}pp{parallel.pipeline_parallel_size}"
+    return f"{dtype}+{model.quantization or 'plain'}+{ranks}"
+
+
+def _speculation(config: VllmConfig) -> bytes:
+    """Draft layers are cached too: what drafts is part of what their bytes mean."""
+    draft = config.speculative_config
+    if draft is None or draft.draft_model_config is None:
+        return b""
+    fingerprint = config_fingerprint(draft.draft_model_config.hf_config.to_dict())
+    return f"{draft.method}+{draft.draft_model_config.model}".encode() + fingerprint
+
+
+def _revision(model: str, revision: str | None, load_format: object) -> str:
+    if str(getattr(load_format, "value", load_format)) == "dummy":
+        return "dummy"  # vLLM makes them from a fixed seed
+    try:
+        memo = cache_dir(os.environ) / "weights"
+    except ConfigError:
+        memo = None
+    path = Path(model)
+    if path.is_file():  # a GGUF file
+        return weights_revision(path.parent, memo, (path.suffix,))
+    return weights_revision(path if path.is_dir() else _hub_folder(model, revision), memo, WEIGHT_SUFFIXES)
+
+
+def _hub_folder(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        raise EngineError(
+            f"the weight files of model {model!r} are not found on this host; "
+            "accepted are a model folder and a model in the Hugging Face cache"
+        ) from None
+
+
+class Names:
+    """The scopes of one rank: identity and adapter to keys. Thread-safe; remembers recent requests' keys."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self._scopes: dict[bytes | None, Scope] = {}
+        self._known: OrderedDict[tuple[str, bytes | None], tuple[bytes, tuple[BlockKey, ...]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def scope(self, adapter: bytes | None) -> Scope:
+        """The scope of an adapter's digest; None is the bare model."""
+        with self._lock:
+            found = self._scopes.get(adapter)
+            if found is None:
+                found = self._scopes[adapter] = Scope(self.identity, adapter=adapter)
+            return found
+
+    def scopes(self) -> list[Scope]:
+        """Every scope used so far, that of the bare model among them."""
+        self.scope(None)
+        with self._lock:
+            return list(self._scopes.values())
+
+    def chain(self, request: str, hashes: bytes, adapter: bytes | None) -> Chain:
+        """Name all blocks of a prompt. A request's hashes only ever grow, so only new ones are worked on."""
+        scope = self.scope(adapter)
+        with self._lock:
+            joined, keys = self._known.pop((request, adapter), (b"", ()))
+        if not hashes.startswith(joined):
+            # Shorter than last time (or another request of that name): a prefix of what is known, or nothing.
+            keys = keys[: len(hashes) // HASH_BYTES] if joined.startswith(hashes) else ()
+        chain = scope.rechain(split_hashes(hashes[len(keys) * HASH_BYTES :]), keys)
+        with self._lock:
+            self._known[request, adapter] = (hashes, chain.keys)
+            while len(self._known) > _REQUESTS_KEPT:
+                self._known.popitem(last=False)
+        return chain
+
+
+def names_of_shards(identity: Identity, shards: Mapping[int, Shard]) -> list[Names]:
+    """One `Names` per distinct shard; they differ in number and scales."""
+    return [
+        Names(dataclasses.replace(identity, shard=number, scales=shard.scales))
+        for number, shard in sorted(shards.items())
+    ]

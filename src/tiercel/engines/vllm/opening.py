@@ -1,0 +1,203 @@
+"""Putting a connector together: from vLLM's configuration and registered caches to its two sides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import vllm
+
+from tiercel.blocks import Identity
+from tiercel.config import Config, human_bytes
+from tiercel.engines.vllm.asker import Asker
+from tiercel.engines.vllm.events import EventSource
+from tiercel.engines.vllm.jobs import Shard
+from tiercel.engines.vllm.layout import register
+from tiercel.engines.vllm.mover import mover_for
+from tiercel.engines.vllm.naming import Names, identity_of, names_of_shards, units_per_block
+from tiercel.engines.vllm.scales import scales_digest
+from tiercel.engines.vllm.scheduler import Grid, SchedulerSide
+from tiercel.engines.vllm.stats import Tally
+from tiercel.engines.vllm.worker import WorkerSide
+from tiercel.errors import EngineError
+from tiercel.service import RemoteStore, connect
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+log = logging.getLogger("tiercel")
+_CLEAR_S = 2.0
+
+
+@dataclass(slots=True)
+class WorkerParts:
+    """One worker's connector. `lost_blocks` wait to be told to vLLM."""
+
+    side: WorkerSide
+    shard: Shard
+    store: RemoteStore
+    lost_blocks: set[int] = field(default_factory=set)
+
+    def close(self) -> None:
+        """End the transfers and leave the store."""
+        self.side.close()
+        self.store.close()
+
+
+@dataclass(slots=True)
+class SchedulerParts:
+    """The scheduler's connector."""
+
+    side: SchedulerSide
+    asker: Asker
+    store: RemoteStore
+    names: list[Names]
+    identity: Callable[[str], Identity]
+    shards: Mapping[int, Shard]
+    events: EventSource | None = None
+
+    def forget(self, epoch: str) -> None:
+        """Clear all that was stored under the names used so far, and go by new ones."""
+        old = [scope.tag for names in self.names for scope in names.scopes()]
+        identity = self.identity(epoch)
+        self.names = names_of_shards(identity, self.shards)
+        self.asker.use(self.names)
+        self.side.rename(identity)
+        if self.events is not None:
+            self.events.use(self.names)
+        for tag in old:
+            self.store.clear(tag, _CLEAR_S)
+
+    def close(self) -> None:
+        """End the threads and leave the store."""
+        self.asker.close()
+        if self.events is not None:
+            self.events.close()
+        self.store.close()
+
+
+def open_worker(
+    config: VllmConfig,
+    cache: KVCacheConfig,
+    tensors: Mapping[str, torch.Tensor],
+    options: Config,
+    private: str,
+    tally: Tally,
+) -> WorkerParts:
+    """A worker's side on the store that the options name. Raises TiercelError with one line."""
+    layout = register(cache, tensors)
+    shard = _shard(
+        config, cache, layout.digest, layout.unit_bytes(_unit_tokens(config, cache)), layout.device
+    )
+    store = connect(options, units_per_block(shard.unit_bytes) * shard.unit_bytes, private=private)
+    mover = mover_for(layout.device)
+    if store.slab is not None:
+        mover.use_slab(store.slab)
+    store.on_new_slab(mover.use_slab)
+    side = WorkerSide(store, layout, shard, mover, tally, options.store.load_deadline_s)
+    return WorkerParts(side, shard, store)
+
+
+def open_scheduler(
+    config: VllmConfig,
+    cache: KVCacheConfig,
+    shards: Sequence[Shard],
+    options: Config,
+    private: str,
+    tally: Tally,
+) -> SchedulerParts:
+    """The scheduler's side, once every worker has said what it registered. Raises TiercelError."""
+    by_number = {one.number: one for one in shards}
+    if not shards or len(by_number) != shards[0].shards:
+        raise EngineError(f"{len(by_number)} distinct parts of the KV registered; accepted is every one")
+    unit_tokens, unit_bytes = _unit_tokens(config, cache), max(one.unit_bytes for one in shards)
+    store = connect(options, units_per_block(unit_bytes) * unit_bytes, private=private)
+    if store.slot_payload_bytes < unit_bytes:
+        raise EngineError(
+            f"the daemon's slots hold {human_bytes(store.slot_payload_bytes)}, one block of this model has "
+            f"{human_bytes(unit_bytes)}; set ram.slot of the daemon to {human_bytes(unit_bytes + (1 << 16))}"
+        )
+    block_tokens = unit_tokens * units_per_block(unit_bytes, store.slot_payload_bytes)
+    first = by_number[min(by_number)]
+
+    def identity(epoch: str = "") -> Identity:
+        return identity_of(config, first, block_tokens, epoch)
+
+    asker = Asker(store)
+    named = names_of_shards(identity(), by_number)
+    asker.use(named)
+    grid = Grid(block_tokens, _hash_tokens(config, cache), _group_tokens(cache))
+    speculative = config.speculative_config
+    side = SchedulerSide(
+        asker,
+        grid,
+        named[0].identity,
+        workers=config.parallel_config.world_size,
+        drops_last=speculative is not None and speculative.use_eagle(),
+        tally=tally,
+    )
+    wanted = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
+    parts = SchedulerParts(side, asker, store, named, identity, by_number)
+    if wanted:
+        parts.events = EventSource(store, grid, _CPU_NAMES)
+        parts.events.use(named)
+    log.info("tiercel: %d tokens per block, %s", block_tokens, human_bytes(unit_bytes))
+    return parts
+
+
+_CPU_NAMES = {"ram": "CPU"}
+
+
+def _shard(
+    config: VllmConfig, cache: KVCacheConfig, layout: bytes, unit_bytes: int, device: torch.device
+) -> Shard:
+    """This worker's part: pipeline stage, and the heads that its tensor-parallel rank does not share."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    tp, pp = get_tp_group(), get_pp_group()
+    replicas = cache.kv_tp_replicas
+    distinct = tp.world_size // replicas
+    return Shard(
+        number=pp.rank_in_group * distinct + tp.rank_in_group // replicas,
+        shards=pp.world_size * distinct,
+        writes=tp.rank_in_group % replicas == 0,
+        layout=layout,
+        unit_bytes=unit_bytes,
+        computed=_computed(config, device),
+        scales=scales_digest(config, cache),
+    )
+
+
+def _computed(config: VllmConfig, device: torch.device) -> str:
+    """What computes on this worker: kind of device, libraries, attention backend."""
+    kind = device.type if device.type == "cpu" else torch.cuda.get_device_name(device)
+    releases = [".".join(one.split(".")[:2]) for one in (torch.__version__, vllm.__version__)]
+    return f"{kind}+torch{releases[0]}+vllm{releases[1]}+{_backends(config)}"
+
+
+def _backends(config: VllmConfig) -> str:
+    """The attention backends of all layers that cache something."""
+    layers = config.compilation_config.static_forward_context.values()
+    found = {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
+    return ",".join(sorted(found))
+
+
+def _unit_tokens(config: VllmConfig, cache: KVCacheConfig) -> int:
+    """Tokens of one scheduler block: a multiple of every group's block."""
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    return int(resolve_kv_cache_block_sizes(cache, config)[0])
+
+
+def _hash_tokens(config: VllmConfig, cache: KVCacheConfig) -> int:
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    return int(resolve_kv_cache_block_sizes(cache, config)[1])
+
+
+def _group_tokens(cache: KVCacheConfig) -> tuple[int, ...]:
+    return tuple(group.kv_cache_spec.block_size for group in cache.kv_cache_groups)

@@ -1,0 +1,315 @@
+"""The scheduler's side: which prompts to ask for, what to load, what to save, which blocks to hold for it.
+
+Every call answers from memory. Blocks that are being saved are held by one reference more, so nothing that
+happens to their request (finish, abort, preemption, a window moving on) can reuse them before all workers
+have reported. Nothing here touches a tensor, a file or a socket.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tiercel.blocks import Identity
+from tiercel.engines.vllm.asker import Ask, Asker
+from tiercel.engines.vllm.jobs import Done, LoadJob, SaveJob, Step, Table, writable_from
+from tiercel.engines.vllm.stats import Tally
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+# An answer older than this is asked for again: blocks may have gone since.
+_ANSWER_KEPT_S = 5.0
+_PATIENCE_S = 0.0002
+# Saves may hold at most this share of vLLM's blocks.
+_HELD_SHARE = 0.5
+# Running requests wait this long for blocks that only a save still holds, rather than be preempted.
+_FREES_SOON_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How tokens fall into blocks. `groups[g]` tokens make an engine block of group g."""
+
+    block_tokens: int
+    hash_tokens: int
+    groups: tuple[int, ...]
+
+    def per_block(self) -> tuple[int, ...]:
+        """Engine blocks of each group in one block."""
+        return tuple(self.block_tokens // tokens for tokens in self.groups)
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request that lives in vLLM."""
+
+    request: Request
+    reads: bool
+    hashes: bytearray = field(default_factory=bytearray)
+    saved: int = 0
+    ask: Ask | None = None
+    asked_at: int = -1
+    failed: bool = False
+    counted: bool = False
+    offered: tuple[int, int] = (0, 0)
+
+
+@dataclass(slots=True)
+class _Held:
+    """Blocks of a save under way."""
+
+    request: str
+    blocks: list[KVCacheBlock]
+    since_s: float
+    workers: int = 0
+    orphaned: bool = False
+
+
+class SchedulerSide:
+    """Belongs to the scheduler's thread."""
+
+    def __init__(
+        self, asker: Asker, grid: Grid, identity: Identity, *, workers: int, drops_last: bool, tally: Tally
+    ) -> None:
+        self.grid = grid
+        self.identity = identity
+        self._asker = asker
+        self._workers = workers
+        self._drops_last = drops_last
+        self._tally = tally
+        self._pool: BlockPool | None = None
+        self._requests: dict[str, _Tracked] = {}
+        self._loads: list[LoadJob] = []
+        self._held: dict[int, _Held] = {}
+        self._held_blocks = 0
+        self._number = 0
+        self._asking = False
+
+    def bind(self, pool: BlockPool) -> None:
+        """Learn vLLM's pool of blocks."""
+        self._pool = pool
+
+    # Finding.
+
+    def added(self, request: Request) -> None:
+        """A request arrived: ask for its prompt at once, while it waits its turn."""
+        if request.resumable:
+            return  # its last tokens may still be replaced
+        tracked = _Tracked(request, reads=not request.skip_reading_prefix_cache)
+        self._requests[request.request_id] = tracked
+        self._extend(tracked)
+        self._ask(tracked)
+
+    def matched(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens beyond `local_tokens` can be loaded; None while that is not known yet."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or not tracked.reads or tracked.failed:
+            return 0, False
+        if tracked.ask is None or self._stale(tracked):
+            self._extend(tracked)
+            self._ask(tracked)
+        ask = tracked.ask
+        if ask is None:
+            return 0, False
+        if ask.hit is None and not ask.answered.wait(_PATIENCE_S):
+            if time.monotonic() < ask.until_s:
+                self._asking = True
+                return None, False
+            self._tally.add("lookups_timed_out", 1)
+            tracked.reads = False
+            return 0, False
+        blocks = ask.hit.blocks if ask.hit is not None else 0
+        if self._drops_last and blocks:
+            blocks -= 1  # a drafter's last entry depends on the token after it
+        tracked.saved = max(tracked.saved, blocks)
+        tokens = min(blocks * self.grid.block_tokens, self._readable_tokens(request))
+        self._count(tracked, tokens - local_tokens)
+        if tokens <= local_tokens:
+            return 0, False
+        tracked.offered = (local_tokens, tokens - local_tokens)
+        return tokens - local_tokens, True
+
+    def sources(self, request: Request, tokens: int) -> dict[str, int]:
+        """Tokens of an accepted offer by the place they lie in."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.ask is None or tracked.ask.hit is None:
+            return {}
+        size, found = self.grid.block_tokens, tracked.ask.hit.sources
+        local = tracked.offered[0]
+        places: dict[str, int] = {}
+        for at in range(local // size, min(len(found), -(-(local + tokens) // size))):
+            inside = min((at + 1) * size, local + tokens) - max(at * size, local)
+            places[found[at]] = places.get(found[at], 0) + inside
+        return places
+
+    def allocated(self, request: Request, tables: Sequence[Sequence[int]], tokens: int) -> None:
+        """vLLM has made room for `tokens` tokens of an offer: load them with this step's work."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or not tokens:
+            return
+        size, local = self.grid.block_tokens, tracked.offered[0]
+        stop = (local + tokens) // size
+        assert tokens <= tracked.offered[1], (tokens, tracked.offered)
+        assert (local + tokens) % size == 0, (tokens, tracked.offered)
+        assert tracked.ask is not None
+        self._loads.append(
+            LoadJob(
+                request=request.request_id,
+                hashes=bytes(tracked.hashes[: stop * 32]),
+                start=local // size,
+                skip_tokens=local % size,
+                tables=tuple(
+                    tuple(table[local // of : stop * size // of])
+                    for table, of in zip(tables, self.grid.groups, strict=True)
+                ),
+                adapter=tracked.ask.digest,
+            )
+        )
+        tracked.saved = max(tracked.saved, stop)
+
+    # Keeping.
+
+    def step(self, output: SchedulerOutput) -> Step:
+        """The work that goes with this step: loads accepted since the last, saves of what it completes."""
+        saves: list[SaveJob] = []
+        state = output.kv_connector_block_state
+        if state is not None:
+            for request, tokens in output.num_scheduled_tokens.items():
+                tracked = self._requests.get(request)
+                if tracked is None:
+                    continue
+                done = self._complete_blocks(tracked, tokens)
+                if done > tracked.saved and (tables := state.get_block_ids(request)) is not None:
+                    saves += self._save(tracked, done, tables)
+        loads, self._loads = tuple(self._loads), []
+        asking, self._asking = self._asking, False
+        idle = not output.total_num_scheduled_tokens
+        return Step(self.identity, loads, tuple(saves), idle=idle, asking=asking)
+
+    def finished(self, request: Request) -> None:
+        """vLLM forgets a request. What is being saved of it stays held."""
+        self._requests.pop(request.request_id, None)
+        for held in self._held.values():
+            held.orphaned |= held.request == request.request_id
+
+    def reported(self, done: Done) -> None:
+        """Workers finished something: let go of what all of them are done with."""
+        for request in done.failed:
+            if (tracked := self._requests.get(request)) is not None:
+                tracked.failed, tracked.saved = True, 0
+        for number, workers in done.saves.items():
+            held = self._held.get(number)
+            if held is None:
+                continue
+            held.workers += workers
+            if held.workers >= self._workers:
+                del self._held[number]
+                self._held_blocks -= len(held.blocks)
+                assert self._pool is not None
+                # The last block of a prefix is evicted first.
+                self._pool.free_blocks(reversed(held.blocks))
+
+    def saving(self) -> bool:
+        """Whether workers still have to report a save."""
+        return bool(self._held)
+
+    def frees_soon(self) -> bool:
+        """Whether blocks of requests that are gone come free as soon as their save, just begun, has ended."""
+        now_s = time.monotonic()
+        return any(held.orphaned and now_s - held.since_s < _FREES_SOON_S for held in self._held.values())
+
+    def rename(self, identity: Identity) -> None:
+        """Go by another identity from now on: answers under the old one are void."""
+        self.identity = identity
+        for tracked in self._requests.values():
+            tracked.ask, tracked.saved = None, 0
+
+    # Inner workings.
+
+    def _readable_tokens(self, request: Request) -> int:
+        """The most tokens that may be loaded: whole blocks, and one token is left to compute."""
+        return (request.num_tokens - 1) // self.grid.block_tokens * self.grid.block_tokens
+
+    def _extend(self, tracked: _Tracked) -> None:
+        """Take over vLLM's hashes of blocks that have become full."""
+        step, hashes = self.grid.block_tokens // self.grid.hash_tokens, tracked.request.block_hashes
+        for at in range(len(tracked.hashes) // 32, len(hashes) // step):
+            tracked.hashes += hashes[(at + 1) * step - 1]
+
+    def _ask(self, tracked: _Tracked) -> None:
+        request = tracked.request
+        lora = request.lora_request
+        tracked.asked_at = request.num_preemptions
+        if lora is not None and lora.load_inplace:
+            tracked.reads, tracked.ask = False, None  # its name outlives its content
+            return
+        blocks = self._readable_tokens(request) // self.grid.block_tokens if tracked.reads else 0
+        if self._drops_last:
+            blocks += 1
+        if not blocks and lora is None:
+            tracked.ask = None
+            return
+        adapter = None if lora is None else (lora.lora_int_id, lora.lora_path)
+        tracked.ask = Ask(request.request_id, bytes(tracked.hashes[: blocks * 32]), adapter)
+        self._asker.ask(tracked.ask)
+
+    def _stale(self, tracked: _Tracked) -> bool:
+        ask = tracked.ask
+        if ask is None or tracked.asked_at != tracked.request.num_preemptions:
+            return True
+        return ask.hit is not None and time.monotonic() - ask.answered_s > _ANSWER_KEPT_S
+
+    def _count(self, tracked: _Tracked, tokens: int) -> None:
+        if not tracked.counted:
+            tracked.counted = True
+            self._tally.add("looked_up_tokens", tracked.request.num_tokens)
+            self._tally.add("hit_tokens", max(0, tokens))
+
+    def _complete_blocks(self, tracked: _Tracked, tokens: int) -> int:
+        """Blocks whose every token is known and computed once this step has run."""
+        self._extend(tracked)
+        computed = tracked.request.num_computed_tokens + tokens
+        return min(len(tracked.hashes) // 32, computed // self.grid.block_tokens)
+
+    def _adapter_of(self, tracked: _Tracked) -> tuple[bool, bytes | None]:
+        """Whether blocks may be named already, and the digest of the adapter."""
+        if tracked.request.lora_request is None:
+            return True, None
+        return (True, tracked.ask.digest) if tracked.ask is not None and tracked.ask.known else (False, None)
+
+    def _save(self, tracked: _Tracked, done: int, tables: Sequence[Sequence[int]]) -> Iterable[SaveJob]:
+        """A job for blocks `tracked.saved..done-1`, or for as many of them as may be held now."""
+        named, adapter = self._adapter_of(tracked)
+        assert self._pool is not None
+        per_block = self.grid.per_block()
+        room = int(self._pool.num_gpu_blocks * _HELD_SHARE) - self._held_blocks
+        there = min(len(table) // count for table, count in zip(tables, per_block, strict=True))
+        stop = min(done, there, tracked.saved + room // sum(per_block))
+        if not named or stop <= tracked.saved:
+            self._tally.add("saves_postponed", 1)
+            return
+        cut: list[Table] = [
+            tuple(table[tracked.saved * count : stop * count])
+            for table, count in zip(tables, per_block, strict=True)
+        ]
+        first = writable_from(cut, per_block, stop - tracked.saved)
+        start = tracked.saved + first
+        tracked.saved = stop
+        if first:
+            self._tally.add("blocks_not_whole", first)
+        if start == stop:
+            return
+        cut = [table[first * count :] for table, count in zip(cut, per_block, strict=True)]
+        blocks = [self._pool.blocks[one] for table in cut for one in table]
+        self._pool.touch(blocks)
+        self._number += 1
+        self._held[self._number] = _Held(tracked.request.request_id, blocks, time.monotonic())
+        self._held_blocks += len(blocks)
+        hashes = bytes(tracked.hashes[: stop * 32])
+        yield SaveJob(self._number, tracked.request.request_id, hashes, start, tuple(cut), adapter)
