@@ -3,10 +3,10 @@
     seconds(n new tokens after c cached ones) = fixed + per_token * n + per_pair * n * (c + n / 2)
 
 The linear term is the weights' work, the last one attention's: every new token looks at all before it. The
-coefficients are fitted to recent observations by non-negative least squares of the relative errors,
-reweighted so that an outlier (a suspended machine, a stall, a neighbour's burst) is worth next to nothing:
-iteratively reweighted least squares with Cauchy weights. Only the latest few observations of each size
-count, so that a lasting change is believed after a few requests. Knows no engine and no clock.
+coefficients are fitted to recent observations (of each size the median of the latest few) by non-negative
+least squares of the relative errors, reweighted so that an outlier (a suspended machine, a stall, a neighbour's burst) is worth next to nothing:
+iteratively reweighted least squares, towards least absolute errors first, then with Cauchy weights. A lasting change is believed after a
+few requests. Knows no engine and no clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 # Observations kept per size class (powers of two of new tokens and of context).
 _PER_CLASS = 5
 _CLASSES_MAX = 64
-_ROUNDS = 8
+_ROUNDS, _SHARP_ROUNDS = 12, 4
+_ERROR_MIN = 0.02
 # Relative error at which an observation counts half.
 _HALF_WEIGHT_ERROR = 0.15
 _SECONDS_MIN, _SECONDS_MAX = 1e-6, 3600.0
@@ -75,44 +76,49 @@ class PrefillEstimator:
         """What is believed now; None before anything was observed."""
         with self._lock:
             if self._stale:
-                self._cost = _fit([one for kept in self._seen.values() for one in kept])
+                self._cost = _fit([_usual(kept) for kept in self._seen.values()])
                 self._stale = False
             return self._cost
 
 
+def _usual(kept: deque[tuple[int, int, float]]) -> tuple[int, int, float]:
+    """Of the latest observations of one size, the middle one."""
+    return sorted(kept, key=lambda one: one[2] / one[0])[(len(kept) - 1) // 2]
+
+
 def _fit(seen: list[tuple[int, int, float]]) -> PrefillCost:
     tokens, context, seconds = (np.array(column, dtype=float) for column in zip(*seen, strict=True))
-    # Divided by the observed time, so that each request counts alike and errors are relative ones.
     terms = np.stack([np.ones_like(tokens), tokens, tokens * (context + tokens / 2)], axis=1)
-    terms /= seconds[:, None]
-    answer = _robust_start(terms)
-    for _ in range(_ROUNDS):
-        errors = terms @ answer - 1.0
-        weights = 1.0 / (1.0 + (errors / _HALF_WEIGHT_ERROR) ** 2)
-        answer = _non_negative(terms, weights)
+    # To begin with: in proportion to the tokens, at the middle speed, which no outlier leads astray.
+    answer = np.array([0.0, float(np.median(seconds / tokens)), 0.0])
+    for round_ in range(_ROUNDS):
+        expected = terms @ answer
+        errors = np.abs(np.log(np.maximum(expected, _SECONDS_MIN) / seconds))
+        if round_ < _ROUNDS - _SHARP_ROUNDS:
+            weights = 1.0 / np.maximum(errors, _ERROR_MIN)
+        else:
+            weights = 1.0 / (1.0 + (errors / _HALF_WEIGHT_ERROR) ** 2)
+        # Relative to what is seen or expected, whichever is more: else a time far too short weighs most.
+        against = np.maximum(seconds, expected)
+        answer = _non_negative(terms / against[:, None], seconds / against, weights)
     return PrefillCost(*(float(value) for value in answer))
 
 
-def _robust_start(terms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """One coefficient alone, from the median: far off in detail, but not led astray by any outlier."""
-    answer = np.zeros(terms.shape[1])
-    answer[1] = float(np.median(1.0 / terms[:, 1]))
-    return answer
-
-
-def _non_negative(terms: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weighted least squares of `terms @ x = 1` with x >= 0: of all sets of active terms the best."""
-    root = np.sqrt(weights)[:, None]
+def _non_negative(
+    terms: NDArray[np.float64], wanted: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Weighted least squares of `terms @ x = wanted` with x >= 0: of all sets of active terms the best."""
+    root = np.sqrt(weights)
     scale = np.abs(terms).max(axis=0)
     scale[scale == 0.0] = 1.0
-    scaled, ones = terms * root / scale, root[:, 0]
+    scaled, wanted = terms * root[:, None] / scale, wanted * root
     best: NDArray[np.float64] = np.zeros(terms.shape[1])
     least = math.inf
     for columns in _TERM_SETS:
-        part, *_ = np.linalg.lstsq(scaled[:, columns], ones, rcond=1e-9)
+        part, *_ = np.linalg.lstsq(scaled[:, columns], wanted, rcond=1e-9)
         if (part < 0).any():
             continue
-        error = float(np.sum((scaled[:, columns] @ part - ones) ** 2))
+        error = float(np.sum((scaled[:, columns] @ part - wanted) ** 2))
         if error < least - 1e-9:
             best, least = np.zeros(terms.shape[1]), error
             best[columns] = part
