@@ -82,7 +82,7 @@ def _timed(
     """Count a scheduler's call and how long it took."""
 
     @wraps(call)
-    def wrapper(self: TiercelConnector, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+    def wrapper(self: TiercelConnector, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
         started_s = time.perf_counter()
         try:
             return call(self, *args, **kwargs)
@@ -153,7 +153,7 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
             step = self._step()
             self._worker.side.save(step)
             if step.idle:
-                self._worker.side.pause(step.asking)
+                self._worker.side.pause(step.waiting)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that are over. With several KV cache groups a failure is told by request."""
@@ -262,7 +262,7 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Whether steps are needed to learn of saves that end."""
+        """Whether steps are needed to learn of saves that end and to publish events."""
         return self._scheduler is not None and self._scheduler.side.saving()
 
     def has_pending_block_frees(self) -> bool:

@@ -59,14 +59,14 @@ class SaveJob:
 class Step:
     """The work of one engine step. `identity` is that of shard 0.
 
-    `idle`: no token is computed in it. `asking`: a request waits for a lookup.
+    `idle`: no token is computed in it. `waiting`: for a lookup or for news to publish.
     """
 
     identity: Identity | None = None
     loads: tuple[LoadJob, ...] = ()
     saves: tuple[SaveJob, ...] = ()
     idle: bool = False
-    asking: bool = False
+    waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

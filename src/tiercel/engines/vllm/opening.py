@@ -143,13 +143,11 @@ def open_scheduler(
     wanted = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
     parts = SchedulerParts(side, asker, store, named, identity, by_number)
     if wanted:
-        parts.events = EventSource(store, grid, _CPU_NAMES)
+        parts.events = EventSource(store, block_tokens)
         parts.events.use(named)
+        side.tell(parts.events)
     log.info("tiercel: %d tokens per block, %s", block_tokens, human_bytes(unit_bytes))
     return parts
-
-
-_CPU_NAMES = {"ram": "CPU"}
 
 
 def _shard(

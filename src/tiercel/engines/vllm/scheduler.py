@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tiercel.blocks import Identity
 from tiercel.engines.vllm.asker import Ask, Asker
-from tiercel.engines.vllm.jobs import Done, LoadJob, SaveJob, Step, Table, writable_from
+from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, SaveJob, Step, Table, writable_from
 from tiercel.engines.vllm.stats import Tally
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
+
+    from tiercel.engines.vllm.events import EventSource
 
 # An answer older than this is asked for again: blocks may have gone since.
 _ANSWER_KEPT_S = 5.0
@@ -90,10 +92,15 @@ class SchedulerSide:
         self._held_blocks = 0
         self._number = 0
         self._asking = False
+        self._events: EventSource | None = None
 
     def bind(self, pool: BlockPool) -> None:
         """Learn vLLM's pool of blocks."""
         self._pool = pool
+
+    def tell(self, events: EventSource) -> None:
+        """Describe to `events` what is saved and found."""
+        self._events = events
 
     # Finding.
 
@@ -129,7 +136,7 @@ class SchedulerSide:
             blocks -= 1  # a drafter's last entry depends on the token after it
         tracked.saved = max(tracked.saved, blocks)
         tokens = min(blocks * self.grid.block_tokens, self._readable_tokens(request))
-        self._count(tracked, tokens - local_tokens)
+        self._found(tracked, tokens - local_tokens)
         if tokens <= local_tokens:
             return 0, False
         tracked.offered = (local_tokens, tokens - local_tokens)
@@ -161,7 +168,7 @@ class SchedulerSide:
         self._loads.append(
             LoadJob(
                 request=request.request_id,
-                hashes=bytes(tracked.hashes[: stop * 32]),
+                hashes=bytes(tracked.hashes[: stop * HASH_BYTES]),
                 start=local // size,
                 skip_tokens=local % size,
                 tables=tuple(
@@ -188,9 +195,10 @@ class SchedulerSide:
                 if done > tracked.saved and (tables := state.get_block_ids(request)) is not None:
                     saves += self._save(tracked, done, tables)
         loads, self._loads = tuple(self._loads), []
-        asking, self._asking = self._asking, False
+        waiting = self._asking or (self._events is not None and self._events.waiting())
+        self._asking = False
         idle = not output.total_num_scheduled_tokens
-        return Step(self.identity, loads, tuple(saves), idle=idle, asking=asking)
+        return Step(self.identity, loads, tuple(saves), idle=idle, waiting=waiting)
 
     def finished(self, request: Request) -> None:
         """vLLM forgets a request. What is being saved of it stays held."""
@@ -216,8 +224,8 @@ class SchedulerSide:
                 self._pool.free_blocks(reversed(held.blocks))
 
     def saving(self) -> bool:
-        """Whether workers still have to report a save."""
-        return bool(self._held)
+        """Whether steps are needed: workers have to report a save, or an event is to be published."""
+        return bool(self._held) or (self._events is not None and self._events.waiting())
 
     def frees_soon(self) -> bool:
         """Whether blocks of requests that are gone come free as soon as their save, just begun, has ended."""
@@ -239,7 +247,7 @@ class SchedulerSide:
     def _extend(self, tracked: _Tracked) -> None:
         """Take over vLLM's hashes of blocks that have become full."""
         step, hashes = self.grid.block_tokens // self.grid.hash_tokens, tracked.request.block_hashes
-        for at in range(len(tracked.hashes) // 32, len(hashes) // step):
+        for at in range(len(tracked.hashes) // HASH_BYTES, len(hashes) // step):
             tracked.hashes += hashes[(at + 1) * step - 1]
 
     def _ask(self, tracked: _Tracked) -> None:
@@ -256,7 +264,7 @@ class SchedulerSide:
             tracked.ask = None
             return
         adapter = None if lora is None else (lora.lora_int_id, lora.lora_path)
-        tracked.ask = Ask(request.request_id, bytes(tracked.hashes[: blocks * 32]), adapter)
+        tracked.ask = Ask(request.request_id, bytes(tracked.hashes[: blocks * HASH_BYTES]), adapter)
         self._asker.ask(tracked.ask)
 
     def _stale(self, tracked: _Tracked) -> bool:
@@ -265,17 +273,23 @@ class SchedulerSide:
             return True
         return ask.hit is not None and time.monotonic() - ask.answered_s > _ANSWER_KEPT_S
 
-    def _count(self, tracked: _Tracked, tokens: int) -> None:
-        if not tracked.counted:
-            tracked.counted = True
-            self._tally.add("looked_up_tokens", tracked.request.num_tokens)
-            self._tally.add("hit_tokens", max(0, tokens))
+    def _found(self, tracked: _Tracked, tokens: int) -> None:
+        """Count an answer, once per request, and tell of the blocks found."""
+        if tracked.counted:
+            return
+        tracked.counted = True
+        self._tally.add("looked_up_tokens", tracked.request.num_tokens)
+        self._tally.add("hit_tokens", max(0, tokens))
+        ask = tracked.ask
+        if self._events is not None and ask is not None and ask.hit is not None and ask.hit.blocks:
+            hashes = ask.hashes[: ask.hit.blocks * HASH_BYTES]
+            self._events.note(tracked.request, hashes, ask.digest, 0, found=True)
 
     def _complete_blocks(self, tracked: _Tracked, tokens: int) -> int:
         """Blocks whose every token is known and computed once this step has run."""
         self._extend(tracked)
         computed = tracked.request.num_computed_tokens + tokens
-        return min(len(tracked.hashes) // 32, computed // self.grid.block_tokens)
+        return min(len(tracked.hashes) // HASH_BYTES, computed // self.grid.block_tokens)
 
     def _adapter_of(self, tracked: _Tracked) -> tuple[bool, bytes | None]:
         """Whether blocks may be named already, and the digest of the adapter."""
@@ -311,5 +325,7 @@ class SchedulerSide:
         self._number += 1
         self._held[self._number] = _Held(tracked.request.request_id, blocks, time.monotonic())
         self._held_blocks += len(blocks)
-        hashes = bytes(tracked.hashes[: stop * 32])
+        hashes = bytes(tracked.hashes[: stop * HASH_BYTES])
+        if self._events is not None:
+            self._events.note(tracked.request, hashes, adapter, start)
         yield SaveJob(self._number, tracked.request.request_id, hashes, start, tuple(cut), adapter)

@@ -33,7 +33,7 @@ _BATCH_BYTES = 32 << 20
 _SAVE_DEADLINE_S = 5.0
 # In a step without tokens the engine would only spin; this long a job may end instead.
 _IDLE_WAIT_S = 0.002
-_ASKING_WAIT_S = 0.0005
+_WAITING_WAIT_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class WorkerSide:
                 self._saving += 1
             self._saves.put(partial(self._save, job, names, mark, until_s))
 
-    def pause(self, asking: bool) -> None:
+    def pause(self, waiting: bool) -> None:
         """In a step without tokens: give a job or a lookup that is about to end the moment it needs."""
         with self._ended:
-            if (self._unfinished or asking) and not self._results.loaded and not self._done.saves:
-                self._ended.wait(_IDLE_WAIT_S if not asking else _ASKING_WAIT_S)
+            if (self._unfinished or waiting) and not self._results.loaded and not self._done.saves:
+                self._ended.wait(_IDLE_WAIT_S if not waiting else _WAITING_WAIT_S)
 
     def results(self) -> Results:
         """Loads that are over since the last time."""
