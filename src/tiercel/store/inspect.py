@@ -311,7 +311,7 @@ def in_order(act: Callable[[A], B], items: Iterator[A], threads: int) -> Iterato
     try:
         for item in items:
             waiting.append(pool.submit(act, item))
-            if len(waiting) >= threads * _AHEAD:
+            while waiting and (len(waiting) >= threads * _AHEAD or waiting[0].done()):
                 yield waiting.pop(0).result()
         while waiting:
             yield waiting.pop(0).result()

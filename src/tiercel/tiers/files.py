@@ -34,6 +34,8 @@ from tiercel.tiers.transfer import Transfer
 
 # A read refreshes a file's time at most this often: recency for other processes without a write per hit.
 _RETOUCH_S = 60.0
+# So far the clocks of hosts that share a directory may be apart.
+_CLOCKS_DIFFER_S = 3600.0
 # A folder's time is trusted to show a later change once another folder's is so much younger: the clock of the
 # file system has moved on since, however coarse it is.
 _SETTLED_NS = 10_000_000_000
@@ -134,9 +136,11 @@ class FilesTier:
             return [None] * len(keys)
         try:
             with self._visit() as visit:
-                return [visit.used_s(key) for key in keys]
+                found = [visit.used_s(key) for key in keys]
         except OSError:
             return [None] * len(keys)
+        now_s = time.time()
+        return [None if one is None else _credible(one, now_s) for one in found]
 
     def touch(self, keys: Sequence[BlockKey], ages_s: Sequence[float]) -> list[Outcome]:
         now_ns = time.time_ns()
@@ -193,7 +197,7 @@ class FilesTier:
         now_s = time.time()
         for found in folder.files():
             if found.key is not None:
-                yield Stored(found.key, found.file_bytes, found.used_s)
+                yield Stored(found.key, found.file_bytes, _credible(found.used_s, now_s))
             elif self._resident and found.abandoned(now_s):
                 found.remove()
 
@@ -297,6 +301,12 @@ def _touch(visit: Visit, key: BlockKey, now_ns: int, dated_ns: int) -> Outcome:
     except OSError as fault:
         return _unread(fault)
     return OK
+
+
+def _credible(used_s: float, now_s: float) -> float:
+    """When a record with such a date was last used. A date far ahead, of a clock that was wrong, is as old
+    as it is early, or the record would stay for ever."""
+    return used_s if used_s <= now_s + _CLOCKS_DIFFER_S else 2 * now_s - used_s
 
 
 def _dated(record: memoryview, now_ns: int) -> int:

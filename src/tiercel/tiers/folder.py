@@ -210,7 +210,7 @@ class Visit:
     def used_s(self, key: BlockKey) -> float | None:
         """The date of a record; None where there is none."""
         try:
-            return os.stat(record_path(key), dir_fd=self._root_fd, follow_symlinks=False).st_mtime
+            return os.stat(record_name(key), dir_fd=self.folder(key), follow_symlinks=False).st_mtime
         except OSError:
             return None
 
