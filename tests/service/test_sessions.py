@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -194,7 +195,7 @@ class Liar:
             threading.Thread(target=self.talk, args=(sock,), daemon=True).start()
 
     def talk(self, sock: socket.socket) -> None:
-        try:
+        with sock, suppress(wire.WireError):
             while (question := wire.receive_question(sock, 5.0)) is not None:
                 if isinstance(question, wire.Hello):
                     welcome = wire.Welcome(wire.VERSION, 1, b"a", self.arena.slot_bytes, 4)
@@ -202,8 +203,6 @@ class Liar:
                     continue
                 self.asked += 1
                 wire.send(sock, self.answer(question))
-        except wire.WireError:
-            sock.close()
 
 
 @pytest.mark.parametrize(
