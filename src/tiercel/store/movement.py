@@ -14,6 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from itertools import compress
+from operator import not_
 
 from tiercel.blocks import BlockKey, Header, record_bytes
 from tiercel.store.figures import StoreCounters
@@ -171,9 +173,9 @@ class Traffic:
     def make_way_locked(self, fence: int) -> bool:
         """With a full queue, drop the oldest stores, so that RAM may evict them. True if any was dropped.
 
-        That is every waiting block of the chain that waits longest (a later one without the earlier would be
-        of no use), else the coldest that could not even wait. Blocks younger than the tick `fence` are
-        spared: they belong to the chain that needs the room.
+        That is the block that waits longest with all that follow it in a chain (without it they are of no
+        use), else the coldest that could not even wait. Blocks younger than the tick `fence` are spared: they
+        belong to the chain that needs the room.
         """
         if self.lane.pending_writes < self._waiting_max:
             return False
@@ -185,9 +187,10 @@ class Traffic:
                 entry.offered |= self._bit
             self.lane.counters.writes_dropped += len(dropped)
             return bool(dropped)
-        doomed = [item for item in self._down if item is first or (item[1] and item[1][:1] == first[1][:1])]
-        self._down = deque(item for item in self._down if item not in doomed)
-        self._drop_locked(doomed)
+        depth, key = len(first[1]), first[0].key
+        follows = [item is first or (depth > 0 and key in item[1][depth - 1 : depth]) for item in self._down]
+        self._drop_locked(list(compress(self._down, follows)))
+        self._down = deque(compress(self._down, map(not_, follows)))
         return True
 
     def owes_locked(self, entry: Entry) -> bool:
