@@ -65,6 +65,7 @@ def opened_breaker(tier: Held, store: TieredStore) -> None:
     for _ in range(3):
         get(store, chain(8))
     assert store.stats().tiers[0].breaker == "open"
+    assert_nothing_leaked(store)
     tier.faults["read"] = tier.held_read
     assert eventually(lambda: store.stats().tiers[0].breaker == "probing")
 
