@@ -10,10 +10,15 @@ BEGIN, END = "<!-- figures: made by make bench -->", "<!-- end of figures -->"
 
 
 def write_page(results: dict[str, Any]) -> None:
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(results['core'], results['ttft'])}\n{END}{after}")
+    made = tables(results["core"], results["ttft"])
+    PAGE.write_text(between(PAGE.read_text(), BEGIN, END, made))
+
+
+def between(text: str, begin: str, end: str, made: str) -> str:
+    """`text` with `made` in place of what was between the two markers."""
+    before, rest = text.split(begin, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{begin}\n\n{made}\n{end}{after}"
 
 
 def tables(core: dict[str, Any], ttft: dict[str, Any]) -> str:
