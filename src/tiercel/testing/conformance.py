@@ -210,10 +210,12 @@ class TierContract:
     def test_it_behaves_like_a_dict(self, tier: Tier, steps: list[tuple[str, int, int]]) -> None:
         tier.delete(CHAIN.keys)
         model: dict[BlockKey, bytes] = {}
+        # One seal per content: a tier need not replace a record by the same one sealed later.
+        sealed: dict[tuple[int, int], memoryview] = {}
         for what, index, fill in steps:
             key = CHAIN.keys[index]
             if what == "w":
-                made = record(CHAIN, index, fill=fill)
+                made = sealed.setdefault((index, fill), record(CHAIN, index, fill=fill))
                 assert fates(tier.write([key], [made])) == [Fate.OK]
                 model[key] = bytes(made)
             elif what == "d":
