@@ -150,8 +150,16 @@ class ValkeyCluster:
     def names(self) -> list[bytes]:
         return sorted(name for server in self.servers for name in server.names())
 
+    def place(self, name: str) -> tuple[int, int]:
+        """The slot of a name, and the number of the server that owns it, as the cluster itself says."""
+        with self.servers[0].client() as client:
+            slot = client.execute_command("CLUSTER KEYSLOT", name)
+            shares = client.execute_command("CLUSTER SLOTS")
+        (port,) = [node[1] for first, last, node, *_ in shares if first <= slot <= last]
+        return slot, [server.port for server in self.servers].index(port)
+
     def move_slot(self, slot: int, source: int, target: int, *, finish: bool = True) -> None:
-        """Move an slot's keys and its ownership; without `finish` stop in between, where nodes answer ASK."""
+        """Move a slot's keys and its ownership; without `finish` stop in between, where nodes answer ASK."""
         with self.servers[source].client() as a, self.servers[target].client() as b:
             ids = {0: a.cluster("MYID"), 1: b.cluster("MYID")}
             b.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 
 from tiercel.blocks import PAGE_BYTES, BlockKey
@@ -101,12 +101,10 @@ class ValkeyTier:
 
     def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
         """Fill each buffer, one after another: who wants several at a time calls on several threads."""
-        until_s = self._until_s()
-        return [self._read(key, record, until_s) for key, record in zip(keys, records, strict=True)]
+        return self._one_by_one(self._read, keys, records)
 
     def write(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
-        until_s = self._until_s()
-        return [self._write(key, record, until_s) for key, record in zip(keys, records, strict=True)]
+        return self._one_by_one(self._write, keys, records)
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         if self._closed:
@@ -154,12 +152,25 @@ class ValkeyTier:
 
     # One key.
 
+    def _one_by_one(
+        self,
+        act: Callable[[BlockKey, memoryview, float], Outcome],
+        keys: Sequence[BlockKey],
+        records: Sequence[memoryview],
+    ) -> list[Outcome]:
+        until_s = self._until_s()
+        pairs = list(zip(keys, records, strict=True))
+        return [
+            act(*pair, self._shared(until_s, left))
+            for left, pair in zip(_countdown(pairs), pairs, strict=True)
+        ]
+
     def _read(self, key: BlockKey, record: memoryview, until_s: float) -> Outcome:
         name = named(self._prefix, key)
 
         def get(connection: Connection) -> Outcome | Refusal:
             connection.send([*self._read_head, name, *self._read_tail])
-            value_bytes = connection.value_bytes()
+            value_bytes = connection.value_bytes(len(record))
             if isinstance(value_bytes, Refusal):
                 return value_bytes
             if value_bytes is None:
@@ -217,13 +228,14 @@ class ValkeyTier:
                 groups.setdefault(self._nodes.owner(name, until_s), []).append(index)
             except OSError as fault:
                 answers[index] = fault
-        for address, group in groups.items():
+        for left, (address, group) in zip(_countdown(groups), groups.items(), strict=True):
+            group_until_s = self._shared(until_s, left)
             for start in range(0, len(group), BATCH):
                 part = group[start : start + BATCH]
                 act = partial(call_all, commands=[(verb, names[index], *after) for index in part])
                 replies: Sequence[Reply | OSError]
                 try:
-                    replies = self._nodes.at(address, until_s, act)
+                    replies = self._nodes.at(address, group_until_s, act)
                 except OSError as fault:
                     replies = [fault] * len(part)
                 for index, reply in zip(part, replies, strict=True):
@@ -248,11 +260,23 @@ class ValkeyTier:
     def _until_s(self) -> float:
         return time.monotonic() + self._deadline_s
 
+    def _shared(self, until_s: float, left: int) -> float:
+        """When to give up one of several waits: half of the time, where other nodes may answer the rest."""
+        if left == 0 or not self._nodes.clustered:
+            return until_s
+        now_s = time.monotonic()
+        return now_s + (until_s - now_s) / 2
+
     def _down_in_cluster(self, fault: OSError) -> bool:
         return isinstance(fault, NodePaused) and self._nodes.clustered
 
     def _failed(self, fault: OSError) -> Outcome:
         return _CLOSED if self._closed else Outcome(Fate.FAILED, fault_text(fault))
+
+
+def _countdown(things: Sized) -> range:
+    """How many come after each of them."""
+    return range(len(things) - 1, -1, -1)
 
 
 def fault_text(fault: OSError) -> str:

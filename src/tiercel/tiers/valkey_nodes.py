@@ -119,7 +119,10 @@ class Nodes:
         with self._lock:
             if self._closed:
                 raise ConnectionError("closed")
-            return self._pools.setdefault(address, Pool(address, self._login))
+            pool = self._pools.get(address)
+            if pool is None:
+                pool = self._pools[address] = Pool(address, self._login)
+            return pool
 
     def _suspect(self) -> None:
         with self._lock:
@@ -208,4 +211,6 @@ def _owners(reply: Reply, asked: Address) -> list[Address | None] | None:
                 owners[first : last + 1] = [address] * (last - first + 1)
             case _:
                 raise ProtocolError("not a map of slots")
+    if not any(owners):
+        raise ConnectionError("no node of the cluster owns any slot")
     return owners

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from tiercel.tiers.valkey_wire import Connection, Refusal
 # Callers are the store's workers and few; this is a limit for the server's sake.
 _CONNECTIONS_MAX = 64
 _IDLE_MAX_S = 60.0
-_PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
+# The first pause is twice this, and none is shorter than what the failed try cost its caller.
+_PAUSE_S, _PAUSE_MAX_S = 0.05, 10.0
 # What Valkey and Redis take where `CONFIG GET proto-max-bulk-len` is not allowed: their default.
 _VALUE_BYTES_MAX = 512 << 20
 
@@ -67,10 +68,10 @@ class Pool:
     def __init__(self, address: Address, login: Login) -> None:
         self.address = address
         self._login = login
-        self._lock = threading.Lock()
-        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._lock = threading.Condition()
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
+        self._borrowed = 0
         self._closed = False
         self._paused_until_s = 0.0
         self._pause_s = _PAUSE_S
@@ -88,8 +89,9 @@ class Pool:
 
         Raises `NodePaused` at once, `LoginError`, or any `OSError` by `until_s`.
         """
-        if not self._room.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            raise TimeoutError("no connection free in time")
+        self._enter(until_s)
+        began_s = time.monotonic()
+        keep = False
         connection: Connection | None = None
         try:
             connection = self._idle_one() or self._open(until_s)
@@ -97,17 +99,15 @@ class Pool:
             with self._lock:
                 self._busy.add(connection)
             yield connection
-            self._keep(connection)
-            connection = None
-        except OSError:
+            keep = True
+        except OSError as fault:
             self._drop_idle()
+            silent = connection is None or isinstance(fault, TimeoutError)
+            if silent and not isinstance(fault, NodePaused):
+                self._pause(fault, began_s)
             raise
         finally:
-            if connection is not None:
-                with self._lock:
-                    self._busy.discard(connection)
-                connection.close()
-            self._room.release()
+            self._leave(connection, keep)
 
     def close(self) -> None:
         """Close what is idle and end what waits. Calls that come later fail."""
@@ -117,6 +117,13 @@ class Pool:
         for connection in busy:
             connection.interrupt()
         self._drop_idle()
+
+    def _enter(self, until_s: float) -> None:
+        with self._lock:
+            while self._borrowed >= _CONNECTIONS_MAX:
+                if not self._lock.wait(max(0.0, until_s - time.monotonic())):
+                    raise TimeoutError("no connection free in time")
+            self._borrowed += 1
 
     def _idle_one(self) -> Connection | None:
         while True:
@@ -128,11 +135,17 @@ class Pool:
                 return connection
             connection.close()
 
-    def _keep(self, connection: Connection) -> None:
-        connection.idle_since_s = time.monotonic()
+    def _leave(self, connection: Connection | None, keep: bool) -> None:
         with self._lock:
+            self._borrowed -= 1
+            self._lock.notify()
+            if connection is None:
+                return
             self._busy.discard(connection)
-            if not self._closed and not connection.closed:
+            if keep:
+                self._pause_s = _PAUSE_S
+            if keep and not self._closed and not connection.closed:
+                connection.idle_since_s = time.monotonic()
                 self._idle.append(connection)
                 return
         connection.close()
@@ -150,18 +163,15 @@ class Pool:
             left_s = self._paused_until_s - time.monotonic()
         if left_s > 0:
             raise NodePaused(f"{self._last_fault} (tried a moment ago)")
-        try:
-            connection = connect(self.address, self._login, until_s)
-        except OSError as fault:
-            with self._lock:
-                self._last_fault = fault.strerror or str(fault)
-                # Apart by chance, or all hosts would come back to a restarted server in one moment.
-                self._paused_until_s = time.monotonic() + self._pause_s * random.uniform(0.5, 1.0)
-                self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
-            raise
+        return connect(self.address, self._login, until_s)
+
+    def _pause(self, fault: OSError, began_s: float) -> None:
         with self._lock:
-            self._pause_s = _PAUSE_S
-        return connection
+            now_s = time.monotonic()
+            self._last_fault = fault.strerror or str(fault)
+            self._pause_s = min(max(2 * self._pause_s, now_s - began_s), _PAUSE_MAX_S)
+            # Apart by chance, or all hosts would come back to a restarted server in one moment.
+            self._paused_until_s = now_s + self._pause_s * random.uniform(1.0, 1.25)
 
 
 def connect(address: Address, login: Login, until_s: float) -> Connection:
@@ -169,38 +179,36 @@ def connect(address: Address, login: Login, until_s: float) -> Connection:
     left_s = until_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("no connection in time")
-    opened = _dial(address, login, left_s)
-    try:
+    with ExitStack() as unfinished:
+        opened = unfinished.enter_context(_dial(address, left_s))
+        if login.tls is not None:
+            opened = unfinished.enter_context(_encrypted(opened, address, login, login.tls))
         connection = Connection(opened)
         connection.until_s = until_s
         _log_in(connection, login)
-    except BaseException:
-        opened.close()
-        raise
+        unfinished.pop_all()
     return connection
 
 
-def _dial(address: Address, login: Login, left_s: float) -> socket.socket:
-    if address.port == 0:
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        opened.settimeout(left_s)
-    else:
+def _dial(address: Address, left_s: float) -> socket.socket:
+    if address.port:
         opened = socket.create_connection((address.host, address.port), timeout=left_s)
-    try:
-        if address.port == 0:
-            opened.connect(address.host)
-        else:
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if login.tls is not None:
-            return login.tls.wrap_socket(opened, server_hostname=login.tls_name or address.host)
-    except ssl.SSLCertVerificationError as fault:
-        opened.close()
-        raise LoginError(f"its certificate is refused ({fault.verify_message})") from None
-    except BaseException:
-        opened.close()
-        raise
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return opened
+    with ExitStack() as unfinished:
+        opened = unfinished.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        opened.settimeout(left_s)
+        opened.connect(address.host)
+        unfinished.pop_all()
     return opened
+
+
+def _encrypted(opened: socket.socket, address: Address, login: Login, tls: ssl.SSLContext) -> socket.socket:
+    try:
+        return tls.wrap_socket(opened, server_hostname=login.tls_name or address.host)
+    except ssl.SSLCertVerificationError as fault:
+        raise LoginError(f"its certificate is refused ({fault.verify_message})") from None
 
 
 def _log_in(connection: Connection, login: Login) -> None:
