@@ -1,0 +1,92 @@
+"""What went wrong at an object store, in words of ours: the library's texts quote answers and addresses.
+
+Only the status and the kind of fault are taken from them, never anything that could be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+from tiercel.tiers.base import MISSING, Fate, Outcome
+
+# What obstore raises of its own accord; a missing object is a FileNotFoundError.
+FAULTS = (BaseError, OSError)
+
+# The first of each in the text is the library's own; what a server sent comes behind.
+_STATUS = re.compile(r"status code: (\d{3})")
+_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>|bucket does not exist")
+_CREDENTIALS = re.compile(r"169\.254\.16|metadata\.google|/oauth2/|[Cc]redential|/token\b")
+_SLOW_STATUS = (429, 503)
+_FULL_STATUS = 507
+_AGAIN_STATUS = (408, 500, 502, 504)
+_KINDS = {
+    "Connect": "no connection",
+    "Timeout": "timed out",
+    "Interrupted": "connection broke",
+    "Decode": "malformed answer",
+}
+RANGE_STATUS = 416
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failed request. `again`: worth another try; `slow`: the place asked us to slow down."""
+
+    outcome: Outcome
+    again: bool = False
+    slow: bool = False
+    status: int | None = None
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Sort an exception of the library."""
+    text = str(error)
+    status = _status(text)
+    if status in (None, 404) and _NO_BUCKET.search(text):
+        return Fault(_failed("bucket does not exist"))
+    if isinstance(error, FileNotFoundError):
+        return Fault(MISSING, status=status)
+    if _asked_for_credentials(text):
+        return Fault(_failed("no credentials found (environment, profile, instance metadata)"))
+    if status is not None:
+        return _by_status(status)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return Fault(_failed("access denied: check the credentials and the policy of the bucket"))
+    kind = _KIND.search(text)
+    if "BadScheme" in text:
+        return Fault(_failed("the endpoint is not an http or https address"))
+    if kind is not None:
+        # Time that ran out once leaves none for another try of the same length; the caller sees to that.
+        return Fault(_failed(_KINDS.get(kind[1], "request failed")), again=True)
+    return Fault(_failed("malformed answer"))
+
+
+def _by_status(status: int) -> Fault:
+    if status in (401, 403):
+        reason = f"access denied ({status}): check the credentials and the policy of the bucket"
+        return Fault(_failed(reason), status=status)
+    if status in _SLOW_STATUS:
+        return Fault(_failed(f"asked to slow down ({status})"), again=True, slow=True, status=status)
+    if status == _FULL_STATUS:
+        return Fault(Outcome(Fate.FULL, f"no space left there ({status})"), status=status)
+    return Fault(_failed(f"answered {status}"), again=status in _AGAIN_STATUS, status=status)
+
+
+def _status(text: str) -> int | None:
+    found = _STATUS.search(text)
+    return int(found[1]) if found else None
+
+
+def _asked_for_credentials(text: str) -> bool:
+    """Whether the request that failed was not to the store but to where credentials come from."""
+    head, _, _ = text.partition(" - ")
+    head, _, _ = head.partition("\n")
+    return "Error performing" in head and _CREDENTIALS.search(head) is not None
+
+
+def _failed(reason: str) -> Outcome:
+    return Outcome(Fate.FAILED, reason)
