@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 _NEW_NETWORK = 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
@@ -95,7 +96,7 @@ class _Process:
         assert self._child is not None
         self._child.send_signal(signal.SIGCONT)
 
-    def __enter__(self) -> _Process:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
