@@ -32,7 +32,12 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
             f"({reserved} reserved for loading and 1 to keep)"
         )
     tiers = _open_tiers(config, slot_bytes)
-    arena = Arena(slot_bytes, slots, reserved=reserved, kind=ArenaKind(config.ram.kind))
+    try:
+        arena = Arena(slot_bytes, slots, reserved=reserved, kind=ArenaKind(config.ram.kind))
+    except MemoryLimitError:
+        for tier, _ in tiers:
+            tier.close()
+        raise
     if not arena.huge_pages:
         threading.Thread(target=arena.prefault, name="tiercel-prefault", daemon=True).start()
     return TieredStore(arena, tiers)
