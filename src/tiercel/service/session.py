@@ -175,7 +175,7 @@ class Session:
         )
 
     def _on_flush(self, store: TieredStore, ask: wire.Flush) -> wire.Answer:
-        return wire.Number(store.flush(_bounded(ask.deadline_s)))
+        return wire.Number(int(store.flush(_bounded(ask.deadline_s))))
 
 
 def _bounded(deadline_s: float) -> float:
