@@ -6,11 +6,12 @@ attends to: whatever a load, a save or a race gets wrong fails the step that rea
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +33,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheLayout,
     KVCacheTensor,
     SlidingWindowSpec,
+    compute_layout_strides,
     create_kv_cache_views,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -122,6 +124,7 @@ class Toy:
     units: int = 1
     seed: int = 0
     mover: Callable[[], Mover] = CpuMover
+    queue: Callable[[Callable[[], None]], object] = lambda work: work()
     stores: Sequence[Any] = ()
     extra: dict[str, object] = field(default_factory=dict)
     events: bool = False
@@ -165,21 +168,13 @@ def toy_cache(toy: Toy) -> KVCacheConfig:
     specs: list[Any] = [FullAttentionSpec(**shape)]
     if toy.window is not None:
         specs.append(SlidingWindowSpec(**shape, sliding_window=toy.window))
-    page = specs[0].page_size_bytes
-    total = page * toy.layers * toy.blocks
-    outer = toy.layout.startswith("LB")
     groups, tensors = [], []
+    strides = compute_layout_strides(specs[0], toy.blocks, toy.layers, KVCacheLayout[toy.layout])
     for number, spec in enumerate(specs):
         names = [f"group{number}.layer{layer}" for layer in range(toy.layers)]
         groups.append(KVCacheGroupSpec(names, spec))
-        tensors.append(
-            KVCacheTensor(
-                size=total,
-                layers=names,
-                layer_stride=page * toy.blocks if outer else page,
-                block_stride=page if outer else page * toy.layers,
-            )
-        )
+        total = spec.page_size_bytes * toy.layers * toy.blocks
+        tensors.append(KVCacheTensor(total, names, layer_stride=strides[0], block_stride=strides[1]))
     return KVCacheConfig(
         toy.blocks, tensors, groups, kv_cache_layout=toy.layout, hash_block_size=BLOCK,
         kv_tp_replicas=toy.ranks // toy.shards,
@@ -224,16 +219,15 @@ class ToyEngine:
         self.prompts: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
         self.stats: dict[str, float] = {}
+        self.preemptions = 0
         self.external: dict[str, int] = {}
         self.steps = 0
 
     def _patched(self, store: Any) -> Any:
         page = HEADS * BLOCK * SIZE * 2 * 4 * self.toy.layers * len(self.cache.kv_cache_groups)
-        patches = mock.patch.multiple(opening, connect=lambda *_, **__: Embedded(store))
-        sized = mock.patch.object(naming, "PAYLOAD_BYTES_MIN", page * self.toy.units)
-        stack = __import__("contextlib").ExitStack()
-        stack.enter_context(patches)
-        stack.enter_context(sized)
+        stack = contextlib.ExitStack()
+        stack.enter_context(mock.patch.object(opening, "connect", return_value=Embedded(store)))
+        stack.enter_context(mock.patch.object(naming, "PAYLOAD_BYTES_MIN", page * self.toy.units))
         return stack
 
     def _rank(self, number: int, unit: int) -> Rank:
@@ -309,6 +303,7 @@ class ToyEngine:
     def step(self) -> None:
         self.steps += 1
         output = self.scheduler.schedule()
+        self.preemptions += len(output.preempted_req_ids or ())
         told = [self._execute(rank, output) for rank in self.ranks]
         result = self.aggregator.aggregate(told)
         outputs = self.scheduler.update_from_output(output, result)
@@ -357,8 +352,9 @@ class ToyEngine:
             for layer in range(self.toy.layers):
                 view = rank.views[f"group{group}.layer{layer}"]
                 expected = self._kv(values, group, layer, rank)
-                self._verify(view, table, expected, first, done, request.request_id)
-                self._write(view, table, expected, done, done + count)
+                name = request.request_id
+                self.toy.queue(partial(self._verify, view, table, expected, first, done, name))
+                self.toy.queue(partial(self._write, view, table, expected, done, done + count))
         if done + count < request.num_tokens:
             return []
         return [int(values[-1]) % 997]
@@ -409,10 +405,3 @@ def prompt(length: int, seed: int = 0, shared: int = 0) -> list[int]:
     rng = np.random.default_rng(seed)
     head = np.random.default_rng(12345).integers(1, 990, shared).tolist()
     return (head + rng.integers(1, 990, length).tolist())[:length]
-
-
-def names(prefix: str, count: int) -> Iterable[str]:
-    return (f"{prefix}{number}" for number in range(count))
-
-
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
