@@ -35,6 +35,7 @@ LEGAL: dict[str, str] = {
     "tiers.0.encrypt": "env:KEY",
     "store.read_queue_blocks": "77",
     "store.write_queue_blocks": "78",
+    "store.load": "always",
     "store.load_deadline": "7s",
     "store.flush_deadline": "8s",
     "daemon.socket": "/run/other.sock",

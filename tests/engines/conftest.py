@@ -31,6 +31,7 @@ class FakeBlock:
 class FakeHit:
     blocks: int
     sources: tuple[str, ...]
+    choice: None = None
 
 
 @dataclass
@@ -50,7 +51,7 @@ class FakeStore:
     loads: list[int] = field(default_factory=list)
     faults_fired: int = 0
 
-    def lookup(self, chain: Any, deadline_s: float = 0.05) -> FakeHit:
+    def lookup(self, chain: Any, deadline_s: float = 0.05, prompt: Any = None) -> FakeHit:
         self._maybe_refuse()
         length = 0
         while length < len(chain) and chain.keys[length] in self.blocks:

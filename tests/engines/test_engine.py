@@ -64,7 +64,8 @@ def test_restored_bytes_equal_stored_ones(
     engine.prefill_logits(tokens)
     chain = engine.prefix.chain(tokens, None)  # type: ignore[union-attr]
     cache = engine._take_cache(len(tokens))
-    engine.prefix.restore(chain, cache)  # type: ignore[union-attr]
+    assert engine.prefix is not None
+    engine.prefix.restore(engine.prefix.find(chain, len(tokens), None), cache)
     for index, key in enumerate(chain.keys):
         payload = bytearray(engine.layout.payload_bytes)
         cache.save_block(index, memoryview(payload))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.engines.transformers import weights
+from tiercel.engines import weights
 from tiercel.engines.weights import weights_revision
 from tiercel.errors import ModelError
 

@@ -39,7 +39,7 @@ def open_engine(
             store = TieredStore(arena, [(FilesTier(tmp_path / "disk"), LaneOptions())])
             opened.callback(store.close)
             assert store.scanned(10)
-            how = {"dtype": "float32", "device": "cpu", "block_tokens": BLOCK} | more
+            how = {"dtype": "float32", "device": "cpu", "block_tokens": BLOCK, "load_always": True} | more
             engine = TransformersEngine(tiny_model(), store, **how)
             object.__setattr__(engine.model, "eos_ids", frozenset())
             return engine

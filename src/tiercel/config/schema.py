@@ -114,6 +114,12 @@ class StoreConfig:
     write_queue_blocks: int = setting(
         Kind.INTEGER, 1024, "blocks that may wait to be written; more are dropped", low=1, high=10**6
     )
+    load: str = setting(
+        Kind.CHOICE,
+        "when-faster",
+        "load what is stored where that is expected to be faster than computing it, or always",
+        choices=("when-faster", "always"),
+    )
     load_deadline_s: float = setting(
         Kind.DURATION, 10.0, "longest wait for a prefix; then it is recomputed", low=0.001, high=3600
     )

@@ -7,6 +7,7 @@ behind the kernels that wrote its source and ahead of those that read its target
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -34,6 +35,14 @@ def wait_for_device(device: torch.device) -> None:
     """Block until everything queued on the device's current stream is done. Free on a CPU."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def side_stream(device: torch.device) -> AbstractContextManager[object]:
+    """A stream of its own for the copies of another thread; nothing on a CPU.
+
+    For targets that no queued kernel reads or writes; `copy_in` waits for the copies it queued.
+    """
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
 
 
 def copy_in(payload: memoryview, parts: Iterable[torch.Tensor]) -> None:

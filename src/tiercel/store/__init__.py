@@ -2,7 +2,7 @@
 
 from tiercel.store.base import Reading, Store, Writing
 from tiercel.store.build import open_store
-from tiercel.store.figures import Hit, StoreCounters, StoreStats, TierCounters, TierStats
+from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats, TierCounters, TierStats
 from tiercel.store.journal import Event, Events
 from tiercel.store.leases import LeasedBlock, NewBlock, ReadLease, WriteLease
 from tiercel.store.options import LaneOptions, WriteMode
@@ -10,6 +10,7 @@ from tiercel.store.policy import Choice, PrefillCost, PrefillEstimator, Prompt
 from tiercel.store.store import TieredStore
 
 __all__ = [
+    "RAM",
     "Choice",
     "Event",
     "Events",

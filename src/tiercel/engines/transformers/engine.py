@@ -30,15 +30,17 @@ import torch
 from jinja2 import TemplateError
 
 from tiercel.blocks import Chain
+from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.identity import model_identity
 from tiercel.engines.transformers.kv_cache import KVCache
 from tiercel.engines.transformers.layout import BlockLayout
 from tiercel.engines.transformers.model import load_model
-from tiercel.engines.transformers.prefix import PrefixStore, Restored
+from tiercel.engines.transformers.prefix import Found, PrefixStore, Restored
 from tiercel.engines.transformers.request import Delta, Event, FinishReason, Request, Result, Timing
 from tiercel.engines.transformers.sampling import Sampler
 from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
+from tiercel.store import Choice, PrefillEstimator
 
 if TYPE_CHECKING:
     from tiercel.store import TieredStore
@@ -64,14 +66,17 @@ class Prefill:
     logits: torch.Tensor
     restored: Restored
     reused_tokens: int
+    lookup_s: float
     prefill_s: float
+    choice: Choice | None = None
 
 
 class TransformersEngine:
     """One loaded model, generating for one request after another, with or without a store.
 
     `store` None never reuses anything across requests. `adapter` is the digest of whatever changes the
-    weights after loading (a merged adapter). Loading blocks; raises ModelError.
+    weights after loading (a merged adapter). What is stored is loaded where that is expected to be faster
+    than computing it, or `load_always`. Loading blocks; raises ModelError.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class TransformersEngine:
         attention: str | None = None,
         adapter: bytes | None = None,
         load_deadline_s: float = 5.0,
+        load_always: bool = False,
     ) -> None:
         if block_tokens < 1:
             raise ModelError(f"block_tokens is {block_tokens}; accepted is 1 or more")
@@ -94,6 +100,8 @@ class TransformersEngine:
         self.prefix: PrefixStore | None = None
         self._adapter, self._load_deadline_s = adapter, load_deadline_s
         self._idle_cache: KVCache | None = None
+        self.cost = PrefillEstimator()
+        self._load_always = load_always
         if store is not None:
             self.attach(store)
 
@@ -164,15 +172,53 @@ class TransformersEngine:
     def _prefill(
         self, tokens: Sequence[int], chain: Chain | None, cache: KVCache, stop: Callable[[], bool] = _never
     ) -> Prefill:
-        restored = Restored()
+        restored, found = Restored(), None
         if self.prefix is not None and chain is not None:
+            # The last token is always computed, for its logits.
             reusable = (len(tokens) - 1) // self.block_tokens
             if reusable:
-                restored = self.prefix.restore(chain[:reusable], cache)
+                cost = None if self._load_always else self.cost.cost()
+                found = self.prefix.find(chain[:reusable], len(tokens), cost)
+                restored = self.prefix.restore(found, cache)
         started = time.perf_counter()
-        reused = cache.length
-        logits = self._run_blocks(tokens[reused:], cache, stop)
-        return Prefill(logits, restored, reused, time.perf_counter() - started)
+        met = 0
+        if found is not None and found.meet:
+            met = self._meet(tokens, found, restored, cache, stop)
+        context = cache.length
+        logits = self._run_blocks(tokens[context:], cache, stop)
+        wait_for_device(self.model.device)
+        prefill_s = time.perf_counter() - started
+        if found is None or not found.meet:
+            self.cost.observe(len(tokens) - context, context, prefill_s)
+        reused = (restored.blocks + met) * self.block_tokens
+        lookup_s, choice = (found.lookup_s, found.choice) if found is not None else (0.0, None)
+        return Prefill(logits, restored, reused, lookup_s, prefill_s, choice)
+
+    def _meet(
+        self,
+        tokens: Sequence[int],
+        found: Found,
+        restored: Restored,
+        cache: KVCache,
+        stop: Callable[[], bool],
+    ) -> int:
+        """Compute what was found and not restored, while it is loaded from its end. Returns blocks loaded."""
+        assert self.prefix is not None
+        size, cost = self.block_tokens, self.cost.cost()
+        assert cost is not None
+        cache.reserve(len(found.chain) * size)
+        meeting = self.prefix.meeting(found, restored.blocks, cache, self.model.device)
+        with meeting.running():
+            for index in range(restored.blocks, len(found.chain)):
+                if not meeting.claim(index, cost.seconds(size, index * size)):
+                    break
+                self._run_blocks(tokens[index * size : (index + 1) * size], cache, stop)
+        loaded = len(found.chain) - max(meeting.loaded_from, cache.length // size)
+        if loaded:
+            cache.cover(len(found.chain) * size)
+            restored.sources.update(meeting.sources)
+        self.prefix.faults += meeting.failed
+        return loaded
 
     def _run_blocks(
         self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
@@ -254,7 +300,7 @@ class TransformersEngine:
                 sources=dict(prefilled.restored.sources),
                 timing=Timing(
                     ttft_s=first_token - started,
-                    lookup_s=prefilled.restored.lookup_s,
+                    lookup_s=prefilled.lookup_s,
                     load_s=prefilled.restored.load_s,
                     prefill_s=prefilled.prefill_s,
                     decode_s=decode_s,

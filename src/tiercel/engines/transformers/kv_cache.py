@@ -162,9 +162,24 @@ class KVCache(Cache):
         start = index * self.layout.block_tokens
         assert self.length == start, (self.length, start)
         self.reserve(start + self.layout.block_tokens)
+        self.put_block(index, payload)
+        self.cover(start + self.layout.block_tokens)
+
+    @torch.inference_mode()
+    def put_block(self, index: int, payload: memoryview) -> None:
+        """Copy block `index` to its place, which must be reserved and unused, without counting it yet.
+
+        May run on another thread than the one that computes the blocks before it.
+        """
+        stop = (index + 1) * self.layout.block_tokens
+        assert self.length < stop <= self.capacity, (self.length, stop, self.capacity)
         copy_in(payload, self._block_parts(index))
+
+    def cover(self, tokens: int) -> None:
+        """Count what was put there: the first `tokens` tokens are complete."""
+        assert self.length <= tokens <= self.capacity, (self.length, tokens, self.capacity)
         for layer in self._buffered:
-            layer.length = start + self.layout.block_tokens
+            layer.length = tokens
 
     @torch.inference_mode()
     def save_block(self, index: int, payload: memoryview) -> None:

@@ -20,6 +20,7 @@ def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngi
         device=config.model.device,
         block_tokens=config.model.block_tokens,
         load_deadline_s=config.store.load_deadline_s,
+        load_always=config.store.load == "always",
     )
     store = open_store(config, engine.layout.payload_bytes)
     engine.attach(store)

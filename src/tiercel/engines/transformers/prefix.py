@@ -1,4 +1,4 @@
-"""Between one model's cache and the store: names blocks, asks, copies, tells. No policy, no I/O of its own.
+"""Between one model's cache and the store: names blocks, asks, copies, tells. No I/O of its own.
 
 Whatever the store cannot give is a shorter prefix, never an error: the engine computes the rest. Stored bytes
 are only ever copied; no tensor of ours outlives the step of the lease that it reads.
@@ -13,16 +13,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from tiercel.blocks import Chain, Identity, Scope
 from tiercel.engines.transformers.kv_cache import KVCache
-from tiercel.errors import TiercelError
+from tiercel.engines.transformers.meeting import STORE_FAULTS, Meeting
+from tiercel.store import RAM, Choice, Hit, PrefillCost, Prompt
 
 if TYPE_CHECKING:
     from tiercel.store import Store
 
+# A load that was expected to be quick is waited for a little longer than expected, then the rest is computed.
+_PATIENCE, _PATIENCE_SHARE = 2.0, 0.05
+# Computing while loading must promise to save at least this share.
+_MEET_SHARE = 0.02
+_COPY_WEIGHT = 0.2
 
-# What a store may raise when it cannot serve at all: it is closed, or its daemon is gone.
-_FAULTS = (TiercelError, OSError)
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stored prefix and what to do with it.
+
+    Its first `load` blocks are loaded before anything is computed, for `deadline_s` at most; with `meet` the
+    others are loaded from the end meanwhile.
+    """
+
+    chain: Chain
+    load: int
+    deadline_s: float
+    meet: bool = False
+    choice: Choice | None = None
+    lookup_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +52,6 @@ class Restored:
 
     blocks: int = 0
     sources: Counter[str] = field(default_factory=Counter)
-    lookup_s: float = 0.0
     load_s: float = 0.0
 
 
@@ -43,35 +63,60 @@ class PrefixStore:
     ) -> None:
         self._store, self._identity, self._adapter = store, identity, adapter
         self._load_deadline_s = load_deadline_s
+        self._copy_s = 0.0
         self.faults = 0
 
     def chain(self, tokens: Sequence[int], salt: str | None) -> Chain:
         """Names of the full blocks of `tokens` under `salt`. Raises RequestError if either is malformed."""
         return Scope(self._identity, adapter=self._adapter, salt=salt).chain(tokens)
 
-    def restore(self, chain: Chain, cache: KVCache) -> Restored:
-        """Copy the longest stored prefix of `chain` into the empty `cache`. Waits, at most its deadline."""
-        started = time.perf_counter()
-        found = 0
-        with self._fault_is_a_miss():
-            found += self._store.lookup(chain).blocks
-        looked_up = time.perf_counter()
-        sources: Counter[str] = Counter()
-        if found:
-            cache.reserve(found * self._identity.block_tokens)
-            with self._fault_is_a_miss():
-                self._load(chain[:found], cache, sources)
-        ended = time.perf_counter()
-        return Restored(sources.total(), sources, looked_up - started, ended - looked_up)
+    def find(self, chain: Chain, tokens: int, cost: PrefillCost | None) -> Found:
+        """Look the longest stored prefix of `chain` up, and choose what to do with it.
 
-    def _load(self, chain: Chain, cache: KVCache, sources: Counter[str]) -> None:
-        with self._store.acquire(chain, deadline_s=self._load_deadline_s) as lease:
+        `tokens` is the length of the whole prompt; without a `cost` to compare with, all is loaded.
+        """
+        started = time.perf_counter()
+        size = self._identity.block_tokens
+        prompt = None if cost is None else Prompt(tokens, size, cost, self._copy_s)
+        hit = Hit()
+        with self._fault_is_a_miss():
+            hit = self._store.lookup(chain, prompt=prompt)
+        lookup_s = time.perf_counter() - started
+        chain, choice = chain[: hit.blocks], hit.choice
+        if choice is None or cost is None:
+            return Found(chain, hit.blocks, self._load_deadline_s, lookup_s=lookup_s)
+        if choice.blocks == hit.blocks and choice.load_s <= cost.seconds(size):
+            patience_s = _PATIENCE * choice.load_s + _PATIENCE_SHARE * choice.recompute_s
+            deadline_s = min(self._load_deadline_s, patience_s)
+            return Found(chain, hit.blocks, deadline_s, choice=choice, lookup_s=lookup_s)
+        in_ram = next((at for at, source in enumerate(hit.sources) if source != RAM), hit.blocks)
+        meet = choice.meet_s < choice.recompute_s * (1 - _MEET_SHARE)
+        return Found(chain, in_ram, self._load_deadline_s, meet, choice, lookup_s)
+
+    def restore(self, found: Found, cache: KVCache) -> Restored:
+        """Copy the blocks to load first into the empty `cache`. Waits, at most the deadline."""
+        started = time.perf_counter()
+        sources: Counter[str] = Counter()
+        if found.load:
+            cache.reserve(len(found.chain) * self._identity.block_tokens)
+            with self._fault_is_a_miss():
+                self._load(found.chain[: found.load], cache, sources, found.deadline_s)
+        return Restored(sources.total(), sources, time.perf_counter() - started)
+
+    def meeting(self, found: Found, first: int, cache: KVCache, device: torch.device) -> Meeting:
+        """Load blocks `first` and on of what was found, from the end, while the caller computes them."""
+        return Meeting(self._store, found.chain, first, cache, device, self._load_deadline_s)
+
+    def _load(self, chain: Chain, cache: KVCache, sources: Counter[str], deadline_s: float) -> None:
+        with self._store.acquire(chain, deadline_s=deadline_s) as lease:
             for block in lease:
                 in_order = block.index == sources.total()
                 if not in_order or block.payload.nbytes != cache.layout.payload_bytes:
                     self.faults += 1
                     return
+                copying = time.perf_counter()
                 cache.restore_block(block.index, block.payload)
+                self._copy_s += _COPY_WEIGHT * (time.perf_counter() - copying - self._copy_s)
                 sources[block.source] += 1
 
     def save(self, chain: Chain, cache: KVCache, start: int, stop: int, *, deadline_s: float) -> int:
@@ -98,7 +143,7 @@ class PrefixStore:
         """How long a prefix of `chain` is stored. Answers from memory."""
         try:
             return self._store.lookup(chain, deadline_s=0.0).blocks
-        except _FAULTS:
+        except STORE_FAULTS:
             self.faults += 1
             return 0
 
@@ -106,5 +151,5 @@ class PrefixStore:
     def _fault_is_a_miss(self) -> Iterator[None]:
         try:
             yield
-        except _FAULTS:
+        except STORE_FAULTS:
             self.faults += 1

@@ -36,12 +36,18 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How many of the blocks found to load, and the times expected: of the load, in all, and without it."""
+    """How many of the blocks found to load, and the times expected: of the load, in all, and without it.
+
+    `meet_from` and `meet_s` are for engines that can compute while they load (Cake, Jin et al., 2024): blocks
+    from there on are expected to be loaded, last one first, when those before them have been computed.
+    """
 
     blocks: int
     load_s: float
     expected_s: float
     recompute_s: float
+    meet_from: int
+    meet_s: float
 
 
 def choose(
@@ -53,7 +59,8 @@ def choose(
     """
     context = start * prompt.block_tokens
     recompute_s = prompt.cost.seconds(prompt.tokens - context, context)
-    best = Choice(0, 0.0, recompute_s, recompute_s)
+    meet_from, meet_s = _meet(prompt, sources, start, seconds)
+    best_blocks, best_load_s, best_s = 0, 0.0, recompute_s
     counts: dict[str, int] = {}
     load_s = 0.0
     for number, source in enumerate(sources, 1):
@@ -64,8 +71,27 @@ def choose(
         rest = max(1, prompt.tokens - context)
         wait_s = load_s + number * prompt.copy_s
         expected_s = wait_s + prompt.cost.seconds(rest, context)
-        if expected_s < best.expected_s:
-            best = Choice(number, wait_s, expected_s, recompute_s)
-    if best.expected_s > recompute_s * (1 - _WORTH_SHARE):
-        return Choice(0, 0.0, recompute_s, recompute_s)
-    return best
+        if expected_s < best_s:
+            best_blocks, best_load_s, best_s = number, wait_s, expected_s
+    if best_s > recompute_s * (1 - _WORTH_SHARE):
+        best_blocks, best_load_s, best_s = 0, 0.0, recompute_s
+    return Choice(best_blocks, best_load_s, best_s, recompute_s, meet_from, meet_s)
+
+
+def _meet(
+    prompt: Prompt, sources: Sequence[str], start: int, seconds: Callable[[str, int], float]
+) -> tuple[int, float]:
+    """Where loading from the end and computing from the beginning meet, and the time to the first token."""
+    size, first = prompt.block_tokens, start * prompt.block_tokens
+    rest_at = first + len(sources) * size
+    rest_s = prompt.cost.seconds(max(1, prompt.tokens - rest_at), rest_at)
+    counts: dict[str, int] = {}
+    load_s = 0.0
+    meet_from = len(sources)
+    for number in range(len(sources) - 1, -1, -1):
+        counts[sources[number]] = counts.get(sources[number], 0) + 1
+        further_s = max(load_s, seconds(sources[number], counts[sources[number]]) + prompt.copy_s)
+        if further_s > prompt.cost.seconds((number + 1) * size, first):
+            break
+        load_s, meet_from = further_s, number
+    return meet_from, max(load_s, prompt.cost.seconds(meet_from * size, first)) + rest_s

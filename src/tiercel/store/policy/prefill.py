@@ -2,11 +2,12 @@
 
     seconds(n new tokens after c cached ones) = fixed + per_token * n + per_pair * n * (c + n / 2)
 
-The linear term is the weights' work, the last one attention's: every new token looks at all before it. The
-coefficients are fitted to recent observations (of each size the median of the latest few) by non-negative
-least squares of the relative errors, reweighted so that an outlier (a suspended machine, a stall, a burst of a
-neighbour) is worth next to nothing: iteratively reweighted least squares, towards least absolute errors first,
-then with Cauchy weights. A lasting change is believed after a few requests. Knows no engine and no clock.
+The linear term is the weights' work, the last one attention's: every new token looks at all before it.
+
+The coefficients are fitted to recent observations (of each size the median of the latest few) by non-negative
+least squares of the relative errors, reweighted so that an outlier (a suspended machine, a stall, a busy
+neighbour) is worth next to nothing: towards least absolute errors first, then with Cauchy weights. A lasting
+change is believed after a few requests. Knows no engine and no clock.
 """
 
 from __future__ import annotations
