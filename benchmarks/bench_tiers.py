@@ -1,6 +1,6 @@
-"""Tiers against the same client used bare: MB/s, their ratio, and CPU seconds per GiB, in one interleaved run.
+"""Tiers against the same client used bare, in one interleaved run: MB/s, their ratio, CPU seconds per GiB.
 
-python -m benchmarks.bench_tiers [KIND ...] [--rounds N] [--sizes 1,4,16] [--threads N] [--json FILE] [--dir DIR]
+python -m benchmarks.bench_tiers [KIND ...] [--rounds N] [--sizes 1,4,16] [--threads N] [--json FILE]
 
 A kind of tier is a module `benchmarks.tier_KIND` with `cases(folder)`, a context manager that starts what it
 needs and yields `Case`s. The first bare client of a case is what the tier itself is built on.

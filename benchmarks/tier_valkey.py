@@ -25,13 +25,11 @@ PREFIX = b"bench:"
 def cases(folder: Path) -> Iterator[list[Case]]:
     """A server of its own, and both ways to reach it."""
     with ValkeyServer(folder, maxmemory="6gb", maxmemory_policy="noeviction") as server:
+        tcp, unix = f"valkey://127.0.0.1:{server.port}", f"valkey://{server.socket}"
         yield [
-            _case("valkey tcp", f"valkey://127.0.0.1:{server.port}", lambda: _tcp(server.port), port=server.port),
-            _case(
-                "valkey unix", f"valkey://{server.socket}", lambda: _unix(server.socket),
-                unix_socket_path=str(server.socket),
-            ),
-        ]  # fmt: skip
+            _case("valkey tcp", tcp, lambda: _tcp(server.port), port=server.port),
+            _case("valkey unix", unix, lambda: _unix(server.socket), unix_socket_path=str(server.socket)),
+        ]
 
 
 def _case(name: str, url: str, dial: Callable[[], socket.socket], **reach: object) -> Case:

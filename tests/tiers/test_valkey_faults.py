@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from tests.servers.proxy import (
     swallowing_port,
 )
 from tests.servers.valkey import ValkeyCluster, ValkeyServer, free_port
+from tests.store.support import eventually
 
 from tiercel.blocks import Header, verify
 from tiercel.testing.records import buffer, chain, record, records
@@ -47,13 +48,6 @@ def open_at(port: int, parameters: str = "", deadline_s: float = DEADLINE_S) -> 
 def fate(outcomes: list) -> Fate:
     (outcome,) = outcomes
     return outcome.fate
-
-
-def until(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
-    end_s = time.monotonic() + within_s
-    while not condition() and time.monotonic() < end_s:
-        time.sleep(0.02)
-    return condition()
 
 
 @pytest.fixture
@@ -145,7 +139,7 @@ class TestNetwork:
             assert act() is Fate.FAILED
             assert time.monotonic() - started_s < SOON_S
             proxy.heal()
-            assert until(lambda: read(tier) == (Fate.OK, True))
+            assert eventually(lambda: read(tier) == (Fate.OK, True))
         assert proxy.fired >= 2
 
     def test_nothing_waits_longer_than_the_deadline(self, tier: ValkeyTier, proxy: FaultProxy) -> None:
@@ -153,7 +147,7 @@ class TestNetwork:
         everything_fails_soon(tier)
         assert proxy.fired
         proxy.heal()
-        assert until(lambda: read(tier) == (Fate.OK, True))
+        assert eventually(lambda: read(tier) == (Fate.OK, True))
 
     def test_an_answer_that_comes_late_is_nobodys(self, tier: ValkeyTier, proxy: FaultProxy) -> None:
         small = records(CHAIN)
@@ -162,7 +156,7 @@ class TestNetwork:
         assert read(tier)[0] is Fate.FAILED
         proxy.heal()
         # Now the late record is under way: it must not be taken for the answer to any of these.
-        assert until(lambda: fate(tier.write(small[0][1:2], small[1][1:2])) is Fate.OK)
+        assert eventually(lambda: fate(tier.write(small[0][1:2], small[1][1:2])) is Fate.OK)
         for _ in range(20):
             into = buffer()
             assert fate(tier.read(small[0][1:2], [into])) is Fate.OK
@@ -191,7 +185,7 @@ class TestNetwork:
             assert not (outcome is Fate.OK and right), at_byte
             seen.add(outcome)
             proxy.heal()
-            assert until(lambda: read(tier) == (Fate.OK, True))
+            assert eventually(lambda: read(tier) == (Fate.OK, True))
         assert seen >= {Fate.OK, Fate.FAILED}
         assert proxy.fired == len(places)
 
@@ -205,7 +199,7 @@ class TestNetwork:
             proxy.heal()
             outcome, right = read(tier)
             assert not right or outcome is Fate.OK
-            assert until(lambda: write(tier) is Fate.OK)
+            assert eventually(lambda: write(tier) is Fate.OK)
         assert proxy.fired == 4
 
     def test_a_connection_that_died_while_idle_is_not_even_noticed(
@@ -242,7 +236,7 @@ class TestNetwork:
         seen: list[Fate] = []
         waiting = threading.Thread(target=lambda: seen.append(read(patient)[0]))
         waiting.start()
-        assert until(lambda: proxy.fired > 0)
+        assert eventually(lambda: proxy.fired > 0)
         patient.close()
         waiting.join(10)
         assert seen == [Fate.FAILED]
@@ -254,7 +248,7 @@ class TestServer:
         tier = open_at(server.port)
         everything_fails_soon(tier)
         with server:
-            assert until(lambda: fate(tier.write([KEY], [record(CHAIN)])) is Fate.OK)
+            assert eventually(lambda: fate(tier.write([KEY], [record(CHAIN)])) is Fate.OK)
             assert fate(tier.read([KEY], [buffer()])) is Fate.OK
         tier.close()
 
@@ -262,7 +256,7 @@ class TestServer:
         assert read(tier) == (Fate.OK, True)
         server.kill()
         server.start()
-        assert until(lambda: read(tier)[0] is Fate.MISSING)
+        assert eventually(lambda: read(tier)[0] is Fate.MISSING)
         assert list(tier.scan()) == []
         assert write(tier) is Fate.OK
         assert read(tier) == (Fate.OK, True)
@@ -282,13 +276,13 @@ class TestServer:
         act = lambda: fate(call([KEY], [larger]))  # noqa: E731
         running = threading.Thread(target=lambda: seen.append(act()))
         running.start()
-        assert until(lambda: proxy.fired > 0)
+        assert eventually(lambda: proxy.fired > 0)
         server.kill()
         proxy.heal()
         running.join(30)
         assert seen == [Fate.FAILED]
         server.start()
-        assert until(lambda: read(patient)[0] is Fate.MISSING)
+        assert eventually(lambda: read(patient)[0] is Fate.MISSING)
         assert write(patient) is Fate.OK
         patient.close()
 
@@ -300,7 +294,7 @@ class TestServer:
             everything_fails_soon(tier)
         finally:
             server.resume()
-        assert until(lambda: fate(tier.read([KEY], [buffer()])) is Fate.OK)
+        assert eventually(lambda: fate(tier.read([KEY], [buffer()])) is Fate.OK)
         tier.close()
 
     def test_a_server_that_takes_no_writes_for_want_of_replicas_is_full(self, tmp_path: Path) -> None:
@@ -478,11 +472,11 @@ class TestClusterNode:
             assert time.monotonic() - started_s < 10
             for at, outcome in enumerate(outcomes):
                 assert outcome.fate is not Fate.OK if at in lost else outcome.fate is Fate.OK
-            assert until(lambda: tier.contains(keys) == [at not in lost for at in range(30)])
+            assert eventually(lambda: tier.contains(keys) == [at not in lost for at in range(30)])
             assert fate(tier.read([keys[lost[0]]], [buffer()])) in (Fate.MISSING, Fate.FAILED)
         finally:
             cluster.servers[2].resume()
-        assert until(lambda: tier.contains(keys) == [True] * 30)
+        assert eventually(lambda: tier.contains(keys) == [True] * 30)
         assert [one.fate for one in tier.read(keys, [buffer() for _ in keys])] == [Fate.OK] * 30
         tier.close()
 
@@ -497,7 +491,7 @@ class TestClusterNode:
         def reads() -> list[Fate]:
             return [one.fate for one in tier.read([keys[at] for at in kept], [buffer() for _ in kept])]
 
-        assert until(lambda: reads() == [Fate.OK] * len(kept))
+        assert eventually(lambda: reads() == [Fate.OK] * len(kept))
         tier.close()
 
 
