@@ -28,6 +28,7 @@ path = "/var/cache/tiercel"
 size = "100GB"
 ```
 
+Which kinds of tiers there are and what their URLs may say is in [tiers](tiers.md).
 Tiers are numbered from 0 in variables and flags: `TIERCEL_TIERS_0_PATH`, `--set tiers.0.path=...`.
 Three more variables are read: `TIERCEL_CONFIG` names the file, `TIERCEL_CACHE_DIR` the directory for
 things that can be made again, such as the demo model (default `~/.cache/tiercel`), and `TIERCEL_API_KEY` the
