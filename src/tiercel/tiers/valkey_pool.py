@@ -175,13 +175,14 @@ class Pool:
 
 
 def connect(address: Address, login: Login, until_s: float) -> Connection:
-    """Open a socket, speak TLS if asked to, and log in. Raises `OSError`, `LoginError` when refused."""
-    left_s = until_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("no connection in time")
+    """Open a socket, speak TLS if asked to, and log in. Raises `OSError`, `LoginError` when refused.
+
+    Only the looking up of a host's name keeps to the system's own time instead of `until_s`.
+    """
     with ExitStack() as unfinished:
-        opened = unfinished.enter_context(_dial(address, left_s))
+        opened = unfinished.enter_context(_dial(address, until_s))
         if login.tls is not None:
+            opened.settimeout(_left_s(until_s))
             opened = unfinished.enter_context(_encrypted(opened, address, login, login.tls))
         connection = Connection(opened)
         connection.until_s = until_s
@@ -190,18 +191,39 @@ def connect(address: Address, login: Login, until_s: float) -> Connection:
     return connection
 
 
-def _dial(address: Address, left_s: float) -> socket.socket:
-    if address.port:
-        opened = socket.create_connection((address.host, address.port), timeout=left_s)
+def _dial(address: Address, until_s: float) -> socket.socket:
+    """A connected socket. A host with several addresses gets its share of the time at each of them."""
+    if address.port == 0:
+        return _connected(socket.AF_UNIX, address.host, _left_s(until_s))
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    fault = OSError(f"{address.host} has no address")
+    for tries_left, (family, _, _, _, place) in zip(range(len(found), 0, -1), found, strict=True):
+        try:
+            opened = _connected(family, place, _left_s(until_s) / tries_left)
+        except OSError as error:
+            fault = error
+            continue
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return opened
+    raise fault
+
+
+def _connected(family: int, place: object, wait_s: float) -> socket.socket:
     with ExitStack() as unfinished:
-        opened = unfinished.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        opened.settimeout(left_s)
-        opened.connect(address.host)
+        opened = unfinished.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        opened.settimeout(wait_s)
+        # `place` is what the family's addresses are: a path, or what getaddrinfo gave.
+        opened.connect(place)  # type: ignore[arg-type]
         unfinished.pop_all()
     return opened
+
+
+def _left_s(until_s: float) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("no connection in time")
+    return left_s
 
 
 def _encrypted(opened: socket.socket, address: Address, login: Login, tls: ssl.SSLContext) -> socket.socket:
