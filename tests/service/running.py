@@ -1,4 +1,4 @@
-"""Daemons and clients as real processes: started, told apart, stopped, killed, paused. Nothing stays behind."""
+"""Daemons and clients as real processes: started, stopped, killed, paused. Nothing stays behind."""
 
 from __future__ import annotations
 
