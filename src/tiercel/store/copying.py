@@ -89,7 +89,8 @@ class _Copier:
 
     def copy(self, batch: Sequence[Stored]) -> CopyReport:
         report = CopyReport()
-        there = self._target.tier.contains([one.key for one in batch])
+        with self._target.one_line():
+            there = self._target.tier.contains([one.key for one in batch])
         wanted = []
         for one, is_there in zip(batch, there, strict=True):
             if is_there:

@@ -188,12 +188,13 @@ class CachePlace:
         """
         report = VerifyReport()
         checker = _Checker(self.tier, self.shown, repair)
-        for part in in_order(checker.check, batched(self.records(), _BATCH_RECORDS), threads):
-            report.checked += part.checked
-            report.checked_bytes += part.checked_bytes
-            report.bad += part.bad
-            report.locked += part.locked
-            progress(report)
+        with self.one_line():
+            for part in in_order(checker.check, batched(self.records(), _BATCH_RECORDS), threads):
+                report.checked += part.checked
+                report.checked_bytes += part.checked_bytes
+                report.bad += part.bad
+                report.locked += part.locked
+                progress(report)
         if isinstance(self.tier, Tidies):
             with self.one_line():
                 found = self.tier.oddments(repair)

@@ -62,7 +62,10 @@ class Tier(Protocol):
         """Short name for figures and logs, such as `disk`."""
 
     def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
-        """Whether each record seems to be there (a promise is not needed: reading decides)."""
+        """Whether each record seems to be there (a promise is not needed: reading decides).
+
+        May raise `OSError` when the place cannot be asked, so that it counts as a failure.
+        """
 
     def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
         """Fill each buffer with the record of its key. A record longer than its buffer is CORRUPT."""
