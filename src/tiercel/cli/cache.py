@@ -17,7 +17,9 @@ from typing import TypeVar
 import click
 
 from tiercel.cli import EXIT_INTERRUPTED
+from tiercel.cli.cache_copy import copy_command
 from tiercel.cli.cache_places import open_places
+from tiercel.cli.cache_warm import warm_command
 from tiercel.cli.options import config_options, load_config
 from tiercel.cli.progress import ProgressLine
 from tiercel.config import human_bytes, parse_seconds
@@ -35,31 +37,17 @@ _COLUMNS = tuple("MODEL REVISION DTYPE LAYOUT SALT ADAPTER TOKENS BLOCKS SIZE OL
 _TO_THE_RIGHT = frozenset({"TOKENS", "BLOCKS", "SIZE"})
 
 
-class _Group(click.Group):
-    """Loads `copy` and `warm` only when they are called or listed."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["ls", "verify", "clear", "copy", "warm"]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "copy":
-            from tiercel.cli.cache_copy import copy_command
-
-            return copy_command
-        if cmd_name == "warm":
-            from tiercel.cli.cache_warm import warm_command
-
-            return warm_command
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=_Group)
+@click.group()
 def command() -> None:
     """Look into caches, check them, clear them, copy and fill them.
 
     A PLACE is a directory, the URL of a tier, or a tier of the configuration by its name or number; without
     one it is every configured tier. All commands work while stores use the places.
     """
+
+
+command.add_command(copy_command)
+command.add_command(warm_command)
 
 
 def _places(function: F) -> F:
@@ -165,7 +153,7 @@ def clear(
         doomed: Listing = []
         for place in open_places(places, load_config(config_file, settings), stack):
             rows = _scopes(place, line, older_than_s)
-            doomed.append((place, [row for row in rows if chosen(row, model, salt)]))
+            doomed.append((place, [row for row in rows if row.matches(model, salt)]))
         if any(rows for _, rows in doomed) and not yes and not _confirmed(doomed):
             click.echo("nothing deleted", err=True)
             return 1
@@ -180,13 +168,6 @@ def clear(
     else:
         click.echo(f"deleted {blocks:,} blocks, {human_bytes(deleted_bytes)}")
     return 0
-
-
-def chosen(row: ScopeRow, model: str | None, salt: str | None) -> bool:
-    """Whether a scope is of this model and this tenant; None stands for any."""
-    if model is not None and row.info.get("model") != model:
-        return False
-    return salt is None or row.has_salt(salt)
 
 
 def _confirmed(doomed: Listing) -> bool:

@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from tiercel.cli import EXIT_INTERRUPTED
-from tiercel.cli.cache import EXIT_FOUND_BAD, chosen
 from tiercel.cli.cache_places import open_place, tier_of
 from tiercel.cli.options import config_options, load_config
 from tiercel.cli.progress import ProgressLine
@@ -20,6 +19,8 @@ from tiercel.config.units import parse_bytes
 from tiercel.errors import ConfigError
 from tiercel.store.copying import CopyReport, copy
 from tiercel.store.inspect import CachePlace
+
+EXIT_SOME_NOT_COPIED = 1
 
 
 @click.command("copy")
@@ -61,7 +62,7 @@ def copy_command(
         dst = _opened(open_place(to_tier, config, create=True), stack)
         tags = None
         if model is not None or salt is not None:
-            tags = frozenset(row.tag for row in src.scopes() if chosen(row, model, salt))
+            tags = frozenset(row.tag for row in src.scopes() if row.matches(model, salt))
 
         def show(so_far: CopyReport) -> None:
             nonlocal report
@@ -82,7 +83,7 @@ def copy_command(
     if interrupted:
         click.echo("interrupted; the same command goes on from here", err=True)
         return EXIT_INTERRUPTED
-    return EXIT_FOUND_BAD if report.bad or report.failed else 0
+    return EXIT_SOME_NOT_COPIED if report.bad or report.failed else 0
 
 
 def _opened(place: CachePlace, stack: ExitStack) -> CachePlace:

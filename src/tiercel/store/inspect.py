@@ -63,6 +63,12 @@ class ScopeRow:
     info: Mapping[str, str | int] = field(default_factory=dict)
     root: bytes = b""
 
+    def matches(self, model: str | None, salt: str | None) -> bool:
+        """Whether this is a scope of this model and this tenant; None stands for any."""
+        if model is not None and self.info.get("model") != model:
+            return False
+        return salt is None or self.has_salt(salt)
+
     def has_salt(self, salt: str) -> bool:
         """Whether this is the scope of tenant `salt`: all of its names with this salt give its root again."""
         info = self.info
