@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -493,6 +495,54 @@ class TestClusterNode:
 
         assert eventually(lambda: reads() == [Fate.OK] * len(kept))
         tier.close()
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
+def test_under_random_faults_and_threads_ok_means_the_very_record(
+    server: ValkeyServer, proxy: FaultProxy, seed: int
+) -> None:
+    """No fault here changes bytes, so every OK must be right; whatever connections go through."""
+    tier = open_at(proxy.port, deadline_s=0.2)
+    keys, wrote = records(CHAIN)
+    right = [bytes(one) for one in wrote]
+    wrong: list[str] = []
+    counts: Counter[tuple[str, Fate]] = Counter()
+    stop = threading.Event()
+
+    def work(number: int) -> None:
+        chance = random.Random(seed * 100 + number)
+        into = buffer()
+        while not stop.is_set():
+            at = chance.randrange(len(keys))
+            if chance.random() < 0.3:
+                counts["write", fate(tier.write([keys[at]], [wrote[at]]))] += 1
+                continue
+            seen = fate(tier.read([keys[at]], [into]))
+            counts["read", seen] += 1
+            if seen not in (Fate.OK, Fate.MISSING, Fate.FAILED) or (
+                seen is Fate.OK and bytes(into) != right[at]
+            ):
+                wrong.append(f"{seen} at {at}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    chance = random.Random(seed)
+    for _ in range(15):
+        fault = chance.choice([Truncate, Cut, BlackHole, Delay, None])
+        made = None if fault is None else fault(0.3 if fault is Delay else chance.randrange(40_000))
+        proxy.set(**{chance.choice(["up", "down"]): made})
+        time.sleep(chance.uniform(0.05, 0.4))
+    proxy.heal()
+    assert eventually(lambda: fate(tier.read([keys[0]], [buffer()])) is Fate.OK)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    tier.close()
+    assert wrong == []
+    assert proxy.fired
+    assert counts["read", Fate.OK]
+    assert counts["read", Fate.FAILED]
 
 
 def test_nobody_listens() -> None:
