@@ -1,0 +1,398 @@
+"""The parts that need no engine: names, jobs, layouts, options, refusals, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engines.vllm.toy import Toy, toy_cache, toy_config, toy_store, toy_views
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+
+from tiercel.blocks import Identity, Scope
+from tiercel.engines.vllm.adapters import Adapters, adapter_digest
+from tiercel.engines.vllm.jobs import Done, Shard, writable_from
+from tiercel.engines.vllm.layout import register
+from tiercel.engines.vllm.mover import CpuMover, address_of, mover_for
+from tiercel.engines.vllm.naming import Names, identity_of, units_per_block
+from tiercel.engines.vllm.options import read_options
+from tiercel.engines.vllm.scales import scales_digest
+from tiercel.engines.vllm.stats import COUNTERS, Tally, TiercelStats
+from tiercel.engines.vllm.support import check_cache, check_engine, check_version
+from tiercel.errors import ConfigError, EngineError, ModelError
+
+IDENTITY = Identity("m", "1", "bf16", b"g", "vllm-1", 16)
+SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 4, "dtype": torch.float32}
+
+
+def hashes(count: int, seed: int = 0) -> bytes:
+    return b"".join(bytes([seed, number]) * 16 for number in range(count))
+
+
+# Names.
+
+
+def test_keys_follow_from_the_engine_s_hash_and_the_scope_alone() -> None:
+    names = Names(IDENTITY)
+    long = names.chain("r", hashes(5), None)
+    assert names.chain("r", hashes(8), None).keys[:5] == long.keys
+    assert names.chain("r", hashes(3), None).keys == long.keys[:3]
+    assert Names(IDENTITY).chain("other", hashes(5), None).keys == long.keys
+    assert names.chain("r", hashes(5, seed=1), None).keys != long.keys
+    assert all(key.startswith(names.scope(None).tag) for key in long.keys)
+
+
+def test_no_two_scopes_share_a_key() -> None:
+    changes = [
+        {"model": "n"}, {"revision": "2"}, {"kv_dtype": "fp8"}, {"geometry": b"h"}, {"layout": "vllm-2"},
+        {"block_tokens": 32}, {"shard": 0, "shards": 2}, {"shard": 1, "shards": 2}, {"scales": b"s"},
+    ]  # fmt: skip
+    scopes = [Scope(IDENTITY), Scope(IDENTITY, adapter=b"a"), Scope(IDENTITY, adapter=b"b")]
+    scopes += [Scope(dataclasses.replace(IDENTITY, **change)) for change in changes]
+    keys = [scope.rechain([b"h" * 32]).keys[0] for scope in scopes]
+    assert len(set(keys)) == len(keys)
+    # Nor does a key made from tokens equal one made from a hash of the same bytes.
+    assert Scope(IDENTITY).chain(list(range(16))).keys[0] not in keys
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 1)), max_size=30))
+def test_remembered_keys_are_those_made_anew(asked: list[tuple[str, int, int]]) -> None:
+    names = Names(IDENTITY)
+    for request, count, seed in asked:
+        made = names.chain(request, hashes(count, seed), None)
+        assert made.keys == Names(IDENTITY).chain("x", hashes(count, seed), None).keys
+
+
+def test_identity_tells_configurations_apart(tmp_path: Path) -> None:
+    shard = Shard(0, 1, True, b"layout", 4096, "cpu+backend")
+
+    def identity(seed: int = 0, of: Shard = shard, **changes: Any) -> Identity:
+        config = toy_config(Toy(tmp_path, None, seed=seed))
+        for path, value in changes.items():
+            section, _, name = path.partition("__")
+            setattr(getattr(config, section), name, value)
+        return identity_of(config, of, 16)
+
+    base = identity()
+    assert identity() == base
+    others = [
+        identity(seed=1),  # another rope base
+        identity(model_config__dtype=torch.float16),
+        identity(model_config__quantization="fp8"),
+        identity(cache_config__cache_dtype="fp8"),
+        identity(parallel_config__tensor_parallel_size=2),
+        identity(of=dataclasses.replace(shard, layout=b"other")),
+        identity(of=dataclasses.replace(shard, computed="cuda+backend")),
+        identity(of=dataclasses.replace(shard, scales=b"s")),
+        identity(of=Shard(1, 2, True, b"layout", 4096, "cpu+backend")),
+    ]
+    roots = [Scope(one).root for one in (base, *others)]
+    assert len(set(roots)) == len(roots)
+
+
+def test_the_weights_are_part_of_the_identity(tmp_path: Path) -> None:
+    config = toy_config(Toy(tmp_path, None))
+    config.load_config.load_format = "auto"
+    shard = Shard(0, 1, True, b"layout", 4096, "cpu")
+    with pytest.raises(ModelError, match="holds no weights"):
+        identity_of(config, shard, 16)
+    weights = tmp_path / "toy-model" / "model.safetensors"
+    weights.write_bytes(b"one")
+    first = identity_of(config, shard, 16)
+    weights.write_bytes(b"two")
+    assert identity_of(config, shard, 16).revision != first.revision
+    assert identity_of(config, shard, 16, "+reset-1").revision.endswith("+reset-1")
+
+
+@pytest.mark.parametrize(
+    ("unit", "slot", "units"),
+    [
+        (1 << 20, None, 1),
+        (3 << 20, None, 1),
+        ((1 << 20) - 1, None, 2),
+        (4096, None, 256),
+        (4096, 8192, 2),
+        (4096, 100, 1),
+    ],
+)
+def test_blocks_have_a_mebibyte_where_a_slot_holds_it(unit: int, slot: int | None, units: int) -> None:
+    assert units_per_block(unit, slot) == units
+
+
+def test_adapters_are_told_apart_by_content_and_name(tmp_path: Path) -> None:
+    def digest(**files: bytes) -> bytes | None:
+        folder = tmp_path / str(next(count))
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return adapter_digest(folder)
+
+    count = itertools.count()
+    assert digest(a=b"1", b=b"2") == digest(a=b"1", b=b"2")
+    found = [
+        digest(a=b"1", b=b"2"),
+        digest(a=b"2", b=b"1"),
+        digest(a=b"12"),
+        digest(ab=b"12"),
+        digest(a=b"1"),
+    ]
+    assert len(set(found)) == len(found)
+    assert digest() is None
+    assert Adapters().digest(1, str(tmp_path / "missing")) is None
+
+
+# Jobs.
+
+
+@given(st.data())
+def test_blocks_are_whole_from_where_no_group_has_a_gap(data: st.DataObject) -> None:
+    per_block = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    blocks = data.draw(st.integers(1, 6))
+    tables = []
+    for count in per_block:
+        gone = data.draw(st.integers(0, blocks * count))
+        tables.append(tuple([0] * gone + list(range(1, blocks * count - gone + 1))))
+    whole = [
+        all(
+            0 not in table[at * count : (at + 1) * count]
+            for table, count in zip(tables, per_block, strict=True)
+        )
+        for at in range(blocks)
+    ]
+    first = writable_from(tables, per_block, blocks)
+    assert whole == [at >= first for at in range(blocks)]
+
+
+def test_reports_of_workers_add_up() -> None:
+    done = Done({1: 1, 2: 1}, {"a"}).merged(Done({2: 1, 3: 1}, {"b"}))
+    assert done == Done({1: 1, 2: 2, 3: 1}, {"a", "b"})
+
+
+# Layouts.
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
+@pytest.mark.parametrize("skip", [0, 16])
+def test_every_byte_of_a_block_comes_back(tmp_path: Path, layout: str, skip: int) -> None:
+    """D11: fill with a pattern, save, scrub, load elsewhere: each (layer, block, head, token) byte-equal."""
+    toy = Toy(tmp_path, None, layout=layout, layers=3, blocks=7)
+    cache = toy_cache(toy)
+    views = toy_views(toy, cache)
+    registered = register(cache, views)
+    total = sum(view.numel() for view in views.values())
+    pattern = torch.arange(total, dtype=torch.float32)
+    for at, view in enumerate(views.values()):
+        view.copy_(pattern[at * view.numel() : (at + 1) * view.numel()].view(view.shape))
+    payload = memoryview(bytearray(registered.unit_bytes(32)))
+    before = {name: view[[4, 2]].clone() for name, view in views.items()}
+    CpuMover().save(None, [(payload, registered.copies([[4, 2]], 0, 32))])
+    for view in views.values():
+        view.zero_()
+    CpuMover().load(None, [(payload, registered.copies([[1, 5][skip // 16 :]], skip, 32))])
+    for name, view in views.items():
+        first = skip // 16
+        assert torch.equal(view[[1, 5][first:]], before[name][first:])
+        untouched = [block for block in range(7) if block not in [1, 5][first:]]
+        assert not view[untouched].any()
+
+
+def test_layers_packed_together_are_one_copy(tmp_path: Path) -> None:
+    packed = Toy(tmp_path, None, layout="BLHNC", layers=3)
+    spread = Toy(tmp_path, None, layout="LBHNC", layers=3)
+    counts = [
+        len(register(toy_cache(toy), toy_views(toy, toy_cache(toy))).copies([[1]], 0, 16).sizes)
+        for toy in (packed, spread)
+    ]
+    assert counts == [1, 3]
+
+
+def test_kernel_blocks_smaller_than_vllm_s_are_one_block(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, None, layers=1, blocks=5)
+    cache = toy_cache(toy)
+    (view,) = toy_views(toy, cache).values()
+    split = view.permute(0, 2, 1, 3).contiguous().view(20, 4, 2, 8).permute(0, 2, 1, 3)
+    layout = register(cache, {"group0.layer0": split})
+    assert layout.unit_bytes(16) == 16 * 2 * 8 * 4
+    assert layout.digest != register(cache, {"group0.layer0": view}).digest
+
+
+def refused(tensor: Any) -> str:
+    cache = KVCacheConfig(5, [], [KVCacheGroupSpec(["layer"], FullAttentionSpec(**SHAPE))])
+    with pytest.raises(EngineError) as fault:
+        register(cache, {"layer": tensor})
+    return str(fault.value)
+
+
+def test_layouts_that_are_not_understood_are_refused() -> None:
+    whole = torch.zeros(5, 2, 16, 8)
+    assert "not one tensor" in refused([whole])
+    assert "rows for 5 blocks" in refused(torch.zeros(6, 2, 16, 8))
+    assert "bytes per block where vLLM plans" in refused(torch.zeros(5, 2, 16, 4))
+    assert "bytes per block where vLLM plans" in refused(torch.zeros(5, 2, 16, 9))
+    assert "overlaps itself" in refused(whole[:, :1].expand(5, 2, 16, 8))
+    assert "beyond its memory" not in refused(torch.zeros(5, 2, 17, 8))
+    with pytest.raises(EngineError, match="accepted are cpu and cuda"):
+        mover_for(torch.device("meta"))
+
+
+def test_an_address_is_where_the_bytes_are() -> None:
+    data = bytearray(b"abcdef")
+    view = memoryview(data)
+    assert address_of(view[2:]) == address_of(view) + 2
+    assert address_of(view.toreadonly()) == address_of(view)
+
+
+# Scales.
+
+
+def test_scales_outside_the_cache_are_part_of_the_identity(tmp_path: Path) -> None:
+    """D43: other scales, other blocks; scales per token outside the cache are refused."""
+
+    def digest(dtype: str, scale: float, **layer: Any) -> bytes | None:
+        toy = Toy(tmp_path, None)
+        config = SimpleNamespace(
+            cache_config=SimpleNamespace(cache_dtype=dtype),
+            compilation_config=SimpleNamespace(
+                static_forward_context={
+                    f"group0.layer{number}": SimpleNamespace(
+                        _k_scale=torch.tensor(scale), _v_scale=torch.tensor([1.0, 2.0]), **layer
+                    )
+                    for number in range(2)
+                }
+            ),
+        )
+        return scales_digest(config, toy_cache(toy))  # type: ignore[arg-type]
+
+    assert digest("auto", 1.0) is None
+    assert digest("fp8_e4m3", 1.0) == digest("fp8_e4m3", 1.0)
+    assert digest("fp8_e4m3", 1.0) != digest("fp8_e4m3", 0.5)
+    cache = torch.zeros(4, 16)
+    assert digest("fp8", 1.0, kv_cache=cache, k_scale_cache=cache[:, :2]) is not None
+    with pytest.raises(EngineError, match="keeps k_scale_cache outside its KV cache"):
+        digest("fp8", 1.0, kv_cache=cache, k_scale_cache=torch.zeros(4, 2))
+
+
+# Options and refusals.
+
+
+def test_options_are_the_settings_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "tiercel.toml"
+    file.write_text('[ram]\nsize = "1GiB"\n[store]\nload_deadline = "3s"\n')
+    options = read_options({"config": str(file), "ram.size": "4GiB", "daemon": {"socket": "/run/x.sock"}})
+    assert (options.ram.size_bytes, options.store.load_deadline_s) == (4 << 30, 3.0)
+    assert str(options.daemon.socket) == "/run/x.sock"
+    tiers = read_options({"tiers": [{"path": str(tmp_path), "size": "1GiB"}]}).tiers
+    assert tiers == read_options({"tiers.0.path": str(tmp_path), "tiers.0.size": "1GiB"}).tiers
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"ram.sise": "4GiB"}, "did you mean 'ram.size'"),
+        ({"ram": {"size": 4}}, "has no unit"),
+        ({"config": 3}, "is not a path"),
+        ({"rams": {"size": "4GiB"}}, "unknown setting"),
+    ],
+)
+def test_a_wrong_option_is_one_line(extra: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        read_options(extra)
+    assert told in str(fault.value)
+    assert str(fault.value).startswith("kv_connector_extra_config: ")
+    assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1.dev3+cpu"])
+def test_a_known_version_is_accepted(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "1.0", "dev"])
+def test_any_other_version_is_one_line(version: str) -> None:
+    """D35."""
+    with pytest.raises(EngineError, match=rf"vLLM {version} is not supported; accepted are 0\.32"):
+        check_version(version)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("parallel_config", "decode_context_parallel_size", 2),
+        ("parallel_config", "prefill_context_parallel_size", 2),
+        ("cache_config", "prefix_caching_hash_algo", "xxhash"),
+        ("cache_config", "calculate_kv_scales", True),
+    ],
+)
+def test_flags_that_cannot_be_honoured_are_one_line(
+    tmp_path: Path, section: str, name: str, value: Any
+) -> None:
+    config = toy_config(Toy(tmp_path, None))
+    check_engine(config)
+    object.__setattr__(getattr(config, section), name, value)
+    with pytest.raises(EngineError) as fault:
+        check_engine(config)
+    assert name in str(fault.value)
+    assert "\n" not in str(fault.value)
+
+
+def cache_of(*specs: Any, **group: Any) -> KVCacheConfig:
+    return KVCacheConfig(5, [], [KVCacheGroupSpec(["layer"], spec, **group) for spec in specs])
+
+
+def test_kinds_of_cache_that_cannot_be_restored_are_refused() -> None:
+    """D42."""
+    full, window = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=32)
+    mamba = MambaSpec(block_size=16, shapes=((2, 3),), dtypes=(torch.float32,))
+    check_cache(cache_of(full, window))
+    for cache, told in (
+        (cache_of(full, mamba), "group 1 is a MambaSpec"),
+        (cache_of(full, host_resident=True), "host memory"),
+        (cache_of(full, enable_kv_transfer=False), "host memory"),
+        (cache_of(dataclasses.replace(full, tokens_per_state=4)), "4 tokens per state"),
+        (cache_of(), "no KV cache"),
+    ):
+        with pytest.raises(EngineError, match=told):
+            check_cache(cache)
+
+
+def test_a_daemon_with_smaller_slots_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"the daemon's slots hold 4\.0 KiB.*set ram.slot"):
+        Toy(tmp_path, toy_store(payload=4096), layers=8).start()
+
+
+def test_the_policy_that_fails_requests_is_replaced(tmp_path: Path) -> None:
+    with Toy(tmp_path, toy_store()).start() as engine:
+        assert engine.scheduler.recompute_kv_load_failures
+
+
+# Figures.
+
+
+def test_figures_are_clamped_and_never_raise() -> None:
+    """D39: a counter can only go up, whatever it is told."""
+    tally = Tally()
+    tally.add("hit_tokens", -5)
+    tally.add("hit_tokens", 30)
+    tally.add("looked_up_tokens", 60)
+    tally.called(0.002)
+    stats = tally.take()
+    assert stats is not None
+    assert tally.take() is None
+    both = stats.aggregate(TiercelStats(data={"hit_tokens": -3, "loads": float("nan"), "else": "x"}))
+    shown = both.reduce()
+    assert shown["hit_rate"] == 0.5
+    assert shown["scheduler_calls_slow"] == 1
+    assert not both.is_empty()
+    assert set(shown) - {"hit_rate"} <= set(COUNTERS)
