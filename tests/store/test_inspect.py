@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.tiers.memory_tier import MemoryTier
 
-from tiercel.blocks import Chain
+from tiercel.blocks import BlockKey, Chain
 from tiercel.blocks.record import HEADER_BYTES
 from tiercel.errors import TierError
 from tiercel.store.inspect import CachePlace
 from tiercel.testing.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record, records
-from tiercel.tiers import FilesTier
+from tiercel.tiers import Fate, FilesTier, Outcome
 
 CHAINS = {
     "plain": chain(8),
@@ -224,3 +225,65 @@ def test_a_record_that_cannot_be_read_is_bad(root: Path, monkeypatch: pytest.Mon
     report = CachePlace.directory(root).verify(repair=False)
     assert [bad.reason for bad in report.bad] == ["Input/output error"]
     assert report.bad[0].file_bytes == len(made)
+
+
+def memory_place() -> tuple[MemoryTier, CachePlace]:
+    tier = MemoryTier()
+    for one in CHAINS.values():
+        tier.write(*records(one))
+    return tier, CachePlace(tier, "memory")
+
+
+def test_a_tier_without_extras_is_listed_checked_and_cleared_too() -> None:
+    tier, place = memory_place()
+    assert [(row.blocks, row.info["model"]) for row in place.scopes()] == [
+        (8, "model"), (4, "model"), (2, "org/other-model"),
+    ]  # fmt: skip
+    spoilt = record(CHAINS["plain"], 3)
+    spoilt[-1] ^= 1
+    tier.write([CHAINS["plain"].keys[3]], [spoilt])
+    report = place.verify(repair=True)
+    assert [(bad.key, bad.deleted) for bad in report.bad] == [(CHAINS["plain"].keys[3], True)]
+    assert place.clear([tag("tenant")]) == (4, 4 * RECORD_BYTES)
+    assert [row.blocks for row in place.scopes()] == [7, 2]
+
+
+def test_what_cannot_be_read_is_named_never_deleted_and_many_in_a_row_end_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier, place = memory_place()
+    real, fails = tier.read, {CHAINS["plain"].keys[2]}
+
+    def read(keys: list[BlockKey], buffers: list[memoryview]) -> list[Outcome]:
+        return [Outcome(Fate.FAILED, "timed out")] if keys[0] in fails else real(keys, buffers)
+
+    monkeypatch.setattr(tier, "read", read)
+    report = place.verify(repair=True)
+    assert [(bad.reason, bad.deleted) for bad in report.bad] == [("timed out", False)]
+    assert tier.contains(list(fails)) == [True]
+    for number in range(8):
+        more = chain(8, first=1000 * number)
+        tier.write(*records(more))
+        fails.update(more.keys)
+    with pytest.raises(TierError, match="memory: does not answer: timed out"):
+        place.verify(repair=True)
+    assert len(list(tier.scan())) >= 64
+
+
+def test_a_block_that_would_not_go_ends_a_clear_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, place = memory_place()
+    monkeypatch.setattr(tier, "delete", lambda keys: [Outcome(Fate.FAILED, "read-only")] * len(keys))
+    with pytest.raises(TierError, match="memory: a block could not be deleted: read-only"):
+        place.clear([tag("plain")])
+
+
+@pytest.mark.parametrize(("age_s", "goes"), [(299, False), (301, True), (-7200, True)])
+def test_d50_an_age_is_counted_from_the_last_use_also_when_a_clock_was_wrong(
+    root: Path, age_s: float, goes: bool
+) -> None:
+    path = path_of(root, CHAINS["plain"], 0)
+    os.utime(path, (time.time() - age_s,) * 2)
+    assert CachePlace.directory(root).clear([tag("plain")], older_than_s=300) == (
+        (1, RECORD_BYTES) if goes else (0, 0)
+    )
+    assert path.exists() is not goes

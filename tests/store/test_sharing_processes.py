@@ -78,6 +78,31 @@ def test_several_processes_share_a_directory_and_its_cap_and_one_may_be_killed(t
     assert (report.bad, report.leftovers) == ([], 0)
 
 
+def test_a_directory_that_stores_use_is_safe_to_look_into_and_to_clear(tmp_path: Path) -> None:
+    workers = [start(tmp_path, seed, 4.0) for seed in range(2)]
+    try:
+        assert eventually(lambda: file_bytes_now(tmp_path) > CAP // 2, 30)
+        checked = cleared = 0
+        while any(worker.poll() is None for worker in workers):
+            place = CachePlace.directory(tmp_path)
+            report = place.verify(repair=True)
+            assert report.bad == [], "a sound block was taken for a bad one, and deleted"
+            checked += report.checked
+            rows = place.scopes()
+            assert {row.info["model"] for row in rows if row.info} <= {"model-a"}
+            if checked > 500 and not cleared:
+                cleared, _ = place.clear([row.tag for row in rows])
+        reports = [worker.communicate(timeout=60) for worker in workers]
+    finally:
+        for one in workers:
+            one.kill()
+            one.communicate()
+    assert [worker.returncode for worker in workers] == [0, 0], reports
+    assert checked > 500
+    assert cleared > 0
+    assert file_bytes(tmp_path) <= CAP
+
+
 def file_bytes_now(root: Path) -> int:
     """As `file_bytes`, while others delete."""
     try:
