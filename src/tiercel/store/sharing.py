@@ -75,7 +75,7 @@ class Sharing:
                 more = lane.index.make_room(0) if spared else {}
                 if more is None:
                     # Nothing else may go, and the cap comes first.
-                    lane.index.forget(spared)
+                    lane.index.expel(spared)
                     return doomed
             for key in spared:
                 del doomed[key]
@@ -108,7 +108,8 @@ class Sharing:
                 lane.index.end_scan()
             return
         known = self._known_by_prefix(parts)
-        news = sorted((one for part in parts for one in part.records), key=lambda one: one.used_s)
+        listed = (one for part in parts for one in part.records if isinstance(one, Stored))
+        news = sorted(listed, key=lambda one: one.used_s)
         there = {one.key for one in news}
         for start in range(0, len(news), _LEARN_BATCH):
             with self._lock:
