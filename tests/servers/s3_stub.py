@@ -10,6 +10,7 @@ It keeps objects in a dict and checks no signature. Whatever is said is used up 
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import struct
 import threading
@@ -83,6 +84,7 @@ class StubS3:
         self.listed: list[str] | None = None
         self.lock = threading.Lock()
         self.stopping = threading.Event()
+        self._replace: tuple[int, str, bytes] | None = None
         self._script: list[tuple[Saying, tuple[str, ...]]] = []
         stub = self
 
@@ -114,6 +116,27 @@ class StubS3:
         with self.lock:
             self._script += [(saying, methods)] * times
 
+    def hush(self) -> None:
+        """Forget what was still to be said."""
+        with self.lock:
+            self._script.clear()
+
+    def replace_after(self, gets: int, path: str, body: bytes) -> None:
+        """Put another object in the place of one once it was asked for so many times more."""
+        with self.lock:
+            self._replace = (gets, path, body)
+
+    def object(self, path: str) -> tuple[bytes, str] | None:
+        """An object and its tag; counts for `replace_after`."""
+        with self.lock:
+            found = self.objects.get(path)
+            if self._replace is not None and self._replace[1] == path:
+                left, _, body = self._replace
+                self._replace = (left - 1, path, body) if left > 1 else None
+                if left <= 1:
+                    self.objects[path] = body
+            return None if found is None else (found, f'"{hashlib.md5(found).hexdigest()}"')
+
     def next_saying(self, method: str) -> Saying | None:
         with self.lock:
             for at, (saying, methods) in enumerate(self._script):
@@ -128,6 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server_stub: StubS3
+    tag = '"0"'
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -179,10 +203,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _give(self, saying: Saying | None, path: str) -> None:
         stub = self.server_stub
-        found = stub.objects.get(path)
-        if found is None:
+        there = stub.object(path)
+        if there is None:
             self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
+        found, self.tag = there
         if isinstance(saying, Instead):
             found = saying.body
         total = len(found)
@@ -233,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self, status: int, length: int, content_range: str = "") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(length))
-        self.send_header("ETag", '"1"')
+        self.send_header("ETag", self.tag)
         self.send_header("Last-Modified", formatdate(usegmt=True))
         if content_range:
             self.send_header("Content-Range", content_range)

@@ -10,6 +10,7 @@ the bucket does that, and an object that is gone is a miss. Every call ends with
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -42,6 +43,8 @@ _ASK_FIRST_MAX = 32
 _BULK = 1000
 _PAGE = 1000
 _LIST_TRIES = 5
+_LIST_AGAIN_S = 0.2
+_ODD_NAME = "; a name there may have an empty or dotted step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +143,24 @@ class ObjectsTier:
     def scan(self) -> Iterator[Stored]:
         """Every record, by a listing of names; other objects are passed over. Raises `OSError`."""
         last: str | None = None
-        tries = 0
+        tries, until_s = 0, self._calls.until_s()
         while True:
             if self._calls.closed:
                 raise OSError(CLOSED.reason)
             try:
                 for path, stored in self._list(last):
-                    last, tries = path, 0
                     if stored is not None:
                         yield stored
+                    # A listing may take long, but not without getting on.
+                    last, tries, until_s = path, 0, self._calls.until_s()
                 return
             except FAULTS as error:
                 fault = fault_of(error)
                 tries += 1
-                if not fault.again or tries >= _LIST_TRIES:
-                    odd = "" if fault.status else "; the place may have a name with an empty or dotted step"
+                if not fault.again or tries >= _LIST_TRIES or time.monotonic() > until_s - _LIST_AGAIN_S:
+                    odd = "" if fault.again or fault.status else _ODD_NAME
                     raise OSError(f"listing: {fault.outcome.reason}{odd}") from None
-                self._calls.rest(tries, fault)
+                self._calls.rest(tries, fault, until_s)
 
     def usage(self) -> Usage:
         """A bucket does not say."""

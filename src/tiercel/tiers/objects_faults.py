@@ -19,7 +19,13 @@ FAULTS = (BaseError, OSError)
 _STATUS = re.compile(r"status code: (\d{3})")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>|bucket does not exist")
-_CREDENTIALS = re.compile(r"169\.254\.16|metadata\.google|/oauth2/|[Cc]redential|/token\b")
+_ASKED = re.compile(r"Error performing [A-Za-z ]*?(?:GET|PUT|POST) (\S+) in ")
+_CREDENTIALS = re.compile(
+    r"https?://(169\.254\.|metadata\.google|oauth2\.|sts\.|login\.microsoft|[^/]+/(oauth2|token)\b)"
+)
+# Of a deletion of many the answer is 200, with a code for each that stays.
+_NOT_DELETED = re.compile(r"Generic \w+ error: DeleteObjects request failed.*\(code: (\w+)\)\n")
+_CODES = {"AccessDenied": 403, "SlowDown": 503, "InternalError": 500}
 _SLOW_STATUS = (429, 503)
 _FULL_STATUS = 507
 _AGAIN_STATUS = (408, 500, 502, 504)
@@ -57,8 +63,9 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return Fault(_failed("access denied: check the credentials and the policy of the bucket"))
     kind = _KIND.search(text)
-    if "BadScheme" in text:
-        return Fault(_failed("the endpoint is not an http or https address"))
+    refused = _NOT_DELETED.match(text)
+    if refused is not None:
+        return _by_status(_CODES.get(refused[1], 400))
     if kind is not None:
         # Time that ran out once leaves none for another try of the same length; the caller sees to that.
         return Fault(_failed(_KINDS.get(kind[1], "request failed")), again=True)
@@ -83,9 +90,8 @@ def _status(text: str) -> int | None:
 
 def _asked_for_credentials(text: str) -> bool:
     """Whether the request that failed was not to the store but to where credentials come from."""
-    head, _, _ = text.partition(" - ")
-    head, _, _ = head.partition("\n")
-    return "Error performing" in head and _CREDENTIALS.search(head) is not None
+    asked = _ASKED.search(text)
+    return asked is not None and _CREDENTIALS.match(asked[1]) is not None
 
 
 def _failed(reason: str) -> Outcome:
