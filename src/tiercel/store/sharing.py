@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 10.0
 # Looking around takes at most this share of a thread's time, however slow the place is.
-_TIME_SHARE = 0.02
+_TIME_SHARE = 0.05
 _TOUCH_BATCH = 256
 _LEARN_BATCH = 1024
 # So often are others asked for in the place of those that turned out to be in use.
