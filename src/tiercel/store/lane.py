@@ -137,7 +137,7 @@ class Lane:
                 if isinstance(found, Header):
                     self._read_went_well(key, found)
                 elif self._read_failed(key, outcome, found):
-                    rotten[key] = self.index.forget([key]).get(key, 0)
+                    rotten[key] = self.index.expel([key]).get(key, 0)
         if rotten:
             self.delete(rotten)
         self._faults.emit()
@@ -195,15 +195,18 @@ class Lane:
     def delete(self, records: Mapping[BlockKey, int]) -> bool:
         """Remove records the index no longer lists. One that would not go is listed (doubted) again."""
         keys = list(records)
-        gone = True
-        for key, outcome in zip(keys, self.outcomes(self.tier.delete, keys), strict=True):
-            if outcome.fate in (Fate.OK, Fate.MISSING):
-                continue
-            gone = False
-            with self._lock:
+        outcomes = self.outcomes(self.tier.delete, keys)
+        with self._lock:
+            kept = [
+                (key, outcome)
+                for key, outcome in zip(keys, outcomes, strict=True)
+                if outcome.fate not in (Fate.OK, Fate.MISSING)
+            ]
+            for key, outcome in kept:
                 self._count_failure("delete", outcome.reason)
                 self.index.relist(key, records[key], time.monotonic())
-        return gone
+            self.index.left(keys)
+        return not kept
 
     def probe(self, keys: Sequence[BlockKey], guess_bytes: int) -> int:
         """Ask the tier for blocks the index does not know (others may write there): how many in a row.
@@ -241,6 +244,7 @@ class Lane:
                 doomed.setdefault(one.key, one.record_bytes)
         with self._lock:
             self.index.forget(doomed)
+            self.index.leave(doomed)
         return not doomed or self.delete(doomed)
 
     def end_purge(self, tag: bytes | None) -> None:
@@ -374,6 +378,7 @@ class Lane:
             self.index.used_bytes -= sizes[key]
             if gone(index):
                 unwanted[key] = sizes[key]
+                self.index.leave({key: sizes[key]})
             elif outcome.fate is Fate.OK:
                 self._breaker.succeeded()
                 self.index.enter(key, sizes[key])

@@ -76,6 +76,9 @@ class LaneIndex:
         self.due: dict[BlockKey, int] = {}
         self._doubted: dict[BlockKey, float] = {}
         self._barred: list[bytes | None] = []
+        # Records that left the index and are being deleted: they take room until that is done.
+        self._leaving: dict[BlockKey, int] = {}
+        self._leaving_bytes = 0
         # Keys in a write call: the record may be there already, but only the end of the call decides.
         self._writing: set[BlockKey] = set()
         # Keys dropped while a scan runs: its listing may still name them.
@@ -118,6 +121,7 @@ class LaneIndex:
         self.used_bytes += record_bytes - (old.record_bytes if old else 0)
         self._known[key] = self._cell(record_bytes, self.now_min if dated_min is None else dated_min)
         self._doubted.pop(key, None)
+        self.left([key])
         if self.cap_bytes is None and len(self._known) > KEYS_MAX:
             self.forget([next(iter(self._known))])
 
@@ -134,6 +138,24 @@ class LaneIndex:
         if self._dropped_in_scan is not None:
             self._dropped_in_scan.update(dropped)
         return dropped
+
+    def expel(self, keys: Iterable[BlockKey]) -> dict[BlockKey, int]:
+        """Drop records that are about to be deleted; they count as room taken until `left`."""
+        dropped = self.forget(keys)
+        self.leave(dropped)
+        return dropped
+
+    def leave(self, records: Mapping[BlockKey, int]) -> None:
+        """Count records outside the index as room taken until they are deleted."""
+        for key, size in records.items():
+            self._leaving_bytes += size - self._leaving.get(key, 0)
+            self._leaving[key] = size
+
+    def left(self, keys: Iterable[BlockKey]) -> None:
+        """The deletion of these is over, or they are listed again."""
+        if self._leaving:
+            for key in keys:
+                self._leaving_bytes -= self._leaving.pop(key, 0)
 
     def doubt(self, key: BlockKey, now_s: float) -> None:
         """Stop offering a listed record for a while."""
@@ -198,7 +220,7 @@ class LaneIndex:
         """Find nothing of a scope until `unbar`, and make older listings stale. Returns its records."""
         self._barred.append(tag)
         self.generation += 1
-        return self.forget(self.keys_of(tag))
+        return self.expel(self.keys_of(tag))
 
     def unbar(self, tag: bytes | None) -> None:
         self._barred.remove(tag)
@@ -215,8 +237,8 @@ class LaneIndex:
     # Writes and the cap.
 
     def may_write(self, key: BlockKey) -> bool:
-        """Whether a write of this block may begin: no other is under way, its scope is not barred."""
-        return key not in self._writing and not self.barred(key)
+        """Whether a write of this block may begin: nothing else is done to it, its scope is not barred."""
+        return key not in self._writing and key not in self._leaving and not self.barred(key)
 
     def reserve(self, sizes: Mapping[BlockKey, int], now_s: float) -> Room | None:
         """Make room for records about to be written and count them as used. None if they cannot fit."""
@@ -244,9 +266,11 @@ class LaneIndex:
 
     def make_room(self, need_bytes: int) -> dict[BlockKey, Cell] | None:
         """Drop the coldest records until `need_bytes` more fit the cap. Returns them; None if in vain."""
-        if self.cap_bytes is None or self.used_bytes + need_bytes <= self.cap_bytes:
+        if self.cap_bytes is None:
             return {}
-        must_free = self.used_bytes + need_bytes - self.cap_bytes
+        must_free = self.used_bytes + self._leaving_bytes + need_bytes - self.cap_bytes
+        if must_free <= 0:
+            return {}
         wanted = must_free + int(self.cap_bytes * _EVICT_AHEAD)
         chosen: dict[BlockKey, Cell] = {}
         freed = 0
@@ -259,7 +283,7 @@ class LaneIndex:
         if freed < must_free:
             return None
         self.evicted_blocks += len(chosen)
-        self.forget(chosen)
+        self.expel(chosen)
         return chosen
 
     def spare(self, evicted: Mapping[BlockKey, Cell], dates: Iterable[float | None]) -> list[BlockKey]:
