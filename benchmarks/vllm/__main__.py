@@ -12,9 +12,11 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -44,7 +46,7 @@ class Amount:
 
 
 FULL = Amount(LENGTHS, rounds=6, concurrent_rounds=3, pairs=8, ram_gib=3, small_ram_mib=512)
-QUICK = Amount(LENGTHS[:2], rounds=3, concurrent_rounds=1, pairs=2, ram_gib=1, small_ram_mib=160)
+QUICK = Amount(LENGTHS[:2], rounds=3, concurrent_rounds=1, pairs=1, ram_gib=1, small_ram_mib=160)
 
 
 def main() -> None:
@@ -80,6 +82,8 @@ def main() -> None:
         ram_gib=amount.ram_gib,
         small_ram_mib=amount.small_ram_mib,
     )
+    # Ended from outside, the engines end too: they are stopped in sessions of their own and would stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         results = {"machine": machine(), "versions": versions(options.lmcache)}
         results |= run(setup, amount, wanted | {"none"})
@@ -96,24 +100,24 @@ def run(setup: Setup, amount: Amount, wanted: set[str]) -> dict[str, Any]:
     ram, disk = Samples(), Samples()
     try:
         here = begin(arms, IN_RAM)
-        print("one request at a time, from RAM", flush=True)
+        say("one request at a time, from RAM")
         measure.single_requests(here, amount.lengths, amount.rounds, ram)
         if "tiercel" in arms and not arms["tiercel"].failed:
-            print("after an engine restart", flush=True)
+            say("after an engine restart")
             measure.after_restart(arms["tiercel"], amount.lengths, amount.rounds, ram)
         # vLLM's example connector ends its engine when a prompt is computed in chunks, as many at once are.
         end([arm for arm in here if arm.name == "example"])
         here = [arm for arm in here if arm.name != "example"]
-        print("many requests at once", flush=True)
+        say("many requests at once")
         together = measure.concurrent(here, amount.concurrent_rounds)
-        print("no reuse", flush=True)
+        say("no reuse")
         rates = measure.without_reuse(here, amount.pairs)
         end(here, keep="none")
         here = begin(arms, ON_DISK)
-        print("one request at a time, from disk", flush=True)
+        say("one request at a time, from disk")
         measure.store_for_disk(here, amount.lengths, amount.rounds)
         measure.from_disk(here, amount.lengths, amount.rounds, disk)
-        print("no reuse, with a file tier", flush=True)
+        say("no reuse, with a file tier")
         rates_disk = measure.without_reuse(here, amount.pairs)
         end(here)
     finally:
@@ -132,12 +136,16 @@ def run(setup: Setup, amount: Amount, wanted: set[str]) -> dict[str, Any]:
     }
 
 
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
+
+
 def begin(arms: dict[str, Arm], names: Sequence[str]) -> list[Arm]:
     """Start what of these is wanted and not yet there, one after the other."""
     chosen = [arms[name] for name in names if name in arms and not arms[name].failed]
     for arm in chosen:
         if arm.engine is None:
-            print(f"starting {arm.name}", flush=True)
+            say(f"starting {arm.name}")
             arm.start()
     chosen = [arm for arm in chosen if not arm.failed]
     measure.warm_up(chosen)

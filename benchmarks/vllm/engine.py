@@ -39,6 +39,12 @@ class Engine:
             "reused": answer.num_cached_tokens or 0,
         }
 
+    def answer(self, tokens: list[int], max_tokens: int) -> dict[str, Any]:
+        """A greedy answer, alone in the engine."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        (answer,) = self.llm.generate([TokensPrompt(prompt_token_ids=tokens)], params, use_tqdm=False)
+        return {"tokens": list(answer.outputs[0].token_ids)}
+
     def together(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
         """All prompts at once: when each had its first token, when the last was finished."""
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -80,7 +86,7 @@ def commands() -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def answer(out: TextIO, what: dict[str, Any]) -> None:
+def reply(out: TextIO, what: dict[str, Any]) -> None:
     out.write(json.dumps(what) + "\n")
     out.flush()
 
@@ -90,10 +96,10 @@ def main() -> None:
     os.dup2(2, 1)
     started = time.perf_counter()
     engine = Engine(json.loads(sys.argv[1]))
-    answer(out, {"ready_s": time.perf_counter() - started})
+    reply(out, {"ready_s": time.perf_counter() - started})
     for command in commands():
         name = command.pop("do")
-        answer(out, getattr(engine, name)(**command))
+        reply(out, getattr(engine, name)(**command))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,18 @@ def single_requests(arms: Sequence[Arm], lengths: Sequence[int], rounds: int, sa
                         samples.add(length, arm.name, "hit", number, hit, hit=True)
 
             each(arms, number, act)
-        print(f"  round {number + 1} of {rounds}", flush=True)
+        latest(samples, number, rounds)
+
+
+def latest(samples: Samples, number: int, rounds: int) -> None:
+    """A line on how it goes, so that a run cut short has said something."""
+    length = max(length for length, _, _ in samples.times)
+    seen = [
+        f"{arm} {kind} {times[-1]:.3f}"
+        for (size, arm, kind), times in samples.times.items()
+        if size == length
+    ]
+    print(f"  round {number + 1} of {rounds}: {length} tokens: {', '.join(seen)}", flush=True)
 
 
 def store_for_disk(arms: Sequence[Arm], lengths: Sequence[int], rounds: int) -> None:
@@ -156,7 +167,7 @@ def from_disk(arms: Sequence[Arm], lengths: Sequence[int], rounds: int, samples:
                         samples.short_hits[f"{arm.name} not from disk"] += 1
 
             each(arms, number, act)
-        print(f"  round {number + 1} of {rounds}", flush=True)
+        latest(samples, number, rounds)
 
 
 def after_restart(arm: Arm, lengths: Sequence[int], rounds: int, samples: Samples) -> None:
