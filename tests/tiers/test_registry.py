@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -162,6 +163,12 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "tiercel.tiers.keyring", None)
     with pytest.raises(TierError, match=r"accepted: pip install 'tiercel\[encryption\]'"):
         open_tier(config(encrypt="env:KEY"), "tape", RECORD_BYTES)
+
+
+def test_every_extra_that_an_error_names_exists() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {kind.extra for kind in registry._KINDS.values()} | {"encryption", "testing"}
+    assert named <= set(extras)
 
 
 def test_a_store_starts_without_a_tier_and_uses_it_once_it_is_there(tape: type[Tape], tmp_path: Path) -> None:
