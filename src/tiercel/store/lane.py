@@ -376,19 +376,21 @@ class Lane:
         for index, outcome in zip(chosen, outcomes, strict=True):
             key = keys[index]
             self.index.used_bytes -= sizes[key]
+            # Also one that nobody wants any more tells how the tier fares.
+            if outcome.fate is Fate.OK:
+                self._breaker.succeeded()
+            else:
+                self._write_failed(outcome)
             if gone(index):
                 unwanted[key] = sizes[key]
                 self.index.leave({key: sizes[key]})
             elif outcome.fate is Fate.OK:
-                self._breaker.succeeded()
                 self.index.enter(key, sizes[key])
                 self.counters.written_blocks += 1
                 self.counters.written_bytes += sizes[key]
                 answers[index] = True
-            else:
-                self._write_failed(outcome)
-                if key in room.replaced:
-                    self.index.relist(key, room.replaced[key], time.monotonic())
+            elif key in room.replaced:
+                self.index.relist(key, room.replaced[key], time.monotonic())
         return unwanted
 
     def _write_failed(self, outcome: Outcome) -> None:
