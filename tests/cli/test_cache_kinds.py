@@ -339,7 +339,7 @@ def test_a_full_disk_takes_what_fits_and_says_so(tmp_path: Path, capsys: pytest.
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("cannot mount here")
     try:
-        found = shown(capsys, "copy", tmp_path / "src", disk)
+        found = shown(capsys, "copy", tmp_path / "src", disk, "--threads", 1)
         assert 0 < int(str(found["copied"])) < 24
         assert int(str(found["copied"])) + int(str(found["left_out"])) == 24
         there = FilesTier(disk).contains(list(big.keys))
