@@ -13,7 +13,7 @@ NOWHERE = "/no/such/model"
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    assert cli.run(["serve", NOWHERE, "--port", "0", *args]) == 2
+    assert cli.run(["serve", NOWHERE, "--engine", "transformers", "--port", "0", *args]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     return line

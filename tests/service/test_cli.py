@@ -63,7 +63,7 @@ def test_status_tells_what_there_is(path: Path, tmp_path: Path) -> None:
         assert store.lookup(chain(8)).blocks == 5
         said = tiercel("daemon", "--socket", str(path), "status").stdout
         assert "ram: 5 blocks of 8.0 KiB, 5 of 128 slots in use, 0 leases, 0 pins" in said
-        assert "disk: 5 blocks, 40.0 KiB of 100 MiB, breaker closed, 0 writes wait" in said
+        assert "disk: 5 blocks, 40.0 KiB of 100.0 MiB, breaker closed, 0 writes wait" in said
         assert "8 looked up, 5 hit, 5 stored, 0 not stored, 0 loads failed" in said
         stats = daemon.status()["stats"]
         assert (stats["ram_blocks"], stats["leases"], stats["tiers"][0]["blocks"]) == (5, 0, 5)

@@ -1,26 +1,41 @@
-"""`tiercel serve`: an OpenAI-compatible server whose prompts are kept in RAM and on disk."""
+"""`tiercel serve`: an OpenAI-compatible server whose prompts are kept in RAM and on disk.
+
+Its engine is our own on transformers, or vLLM with a daemon beside it (`serve_vllm`).
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from tiercel.cli.options import config_options, load_config
+from tiercel.config import Config, parse_seconds
 from tiercel.config.sources import API_KEY_VARIABLE
-from tiercel.errors import ConfigError
+from tiercel.errors import ConfigError, ModelError
 
 _NAME_CHARS_MAX = 256
 _HEADER_TEXT = re.compile(r"[!-~]+")
 _NEEDED = ("starlette", "uvicorn", "torch", "transformers")
+_FLAGS = "tiercel.engine_flags"
 
 
-@click.command("serve")
+class _WithEngineFlags(click.Command):
+    """A command that leaves everything after `--` to the engine."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_FLAGS] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command("serve", cls=_WithEngineFlags)
 @click.argument("model", required=False, type=click.Path(path_type=Path))
 @click.option("--model", "model_option", type=click.Path(path_type=Path), help="The same as MODEL.")
 @click.option("--name", help="What the model is called in the API [default: as its folder].")
@@ -29,8 +44,20 @@ _NEEDED = ("starlette", "uvicorn", "torch", "transformers")
 @click.option("--ram", metavar="SIZE", help="Memory for cached blocks, such as 4GiB [default: 2GiB].")
 @click.option("--disk", type=click.Path(path_type=Path), help="Directory for cached blocks, of its own.")
 @click.option("--disk-size", metavar="SIZE", help="Most bytes to keep there, such as 100GB.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "transformers", "vllm"]),
+    default="auto",
+    help="auto: vllm for a MODEL where vLLM is installed, else transformers.",
+)
+@click.option(
+    "--ready-deadline", metavar="TIME", default="30m", help="vllm: longest wait for it to start [30m]."
+)
+@click.option("--print-command", is_flag=True, help="vllm: print what would be run, and run nothing.")
 @config_options
+@click.pass_context
 def command(
+    context: click.Context,
     model: Path | None,
     model_option: Path | None,
     name: str | None,
@@ -39,6 +66,9 @@ def command(
     ram: str | None,
     disk: Path | None,
     disk_size: str | None,
+    engine: str,
+    ready_deadline: str,
+    print_command: bool,
     config_file: Path | None,
     settings: Sequence[str],
 ) -> None:
@@ -50,8 +80,10 @@ def command(
     \b
     tiercel serve
     tiercel serve ./my-model --port 8080 --ram 8GiB --disk /var/cache/tiercel --disk-size 100GB
+    tiercel serve org/model --engine vllm --ram 64GiB -- --tensor-parallel-size 2
 
-    There is no authentication unless TIERCEL_API_KEY holds a key. SIGTERM and Ctrl-C end it in order.
+    With vLLM it starts a daemon and `vllm serve`; flags after -- are vLLM's. There is no authentication
+    unless TIERCEL_API_KEY holds a key. SIGTERM and Ctrl-C end it in order.
     """
     flags = {
         "serve.host": host,
@@ -70,6 +102,23 @@ def command(
         raise ConfigError(f"MODEL is {model} and --model is {model_option}; accepted is one of them")
     _check_name(name)
     api_key = _api_key()
+    flags_of_engine: tuple[str, ...] = context.meta[_FLAGS]
+    chosen = model or model_option
+    if _engine(engine, chosen, flags_of_engine) == "vllm":
+        context.exit(
+            _serve_with_vllm(
+                config, chosen, name, api_key, ready_deadline, print_command,
+                _as_flags(config_file, settings, flags), flags_of_engine,
+            )
+        )  # fmt: skip
+    if flags_of_engine or print_command:
+        what = shlex.join(["--", *flags_of_engine]) if flags_of_engine else "--print-command"
+        raise ConfigError(f"{what}: is for vLLM; accepted with --engine vllm")
+    _serve_here(config, chosen, name, api_key)
+
+
+def _serve_here(config: Config, model: Path | None, name: str | None, api_key: str | None) -> None:
+    """Serve with our own engine, in this process."""
     if missing := [package for package in _NEEDED if find_spec(package) is None]:
         raise ConfigError(
             f"serve: {', '.join(missing)} not installed; accepted: pip install 'tiercel[serve,transformers]'"
@@ -84,13 +133,10 @@ def command(
 
     bound = server.bind(config.serve.host, config.serve.port)
     with bound:
-        folder = model or model_option or demo_model_dir(notice=lambda line: _say(line))
+        folder = model or demo_model_dir(notice=lambda line: _say(line))
         loaded = load(folder, config, name)
         if server.is_open_to_others(bound) and api_key is None:
-            _say(
-                f"warning: {server.url_of(bound)} can be reached from other hosts and there is no "
-                f"authentication; set {API_KEY_VARIABLE}, or listen on 127.0.0.1"
-            )
+            _warn_open(server.url_of(bound))
         url, facts = server.url_of(bound), loaded.facts
 
         def ready() -> None:
@@ -99,6 +145,60 @@ def command(
             click.echo(f"serving {facts.name} ({facts.running_on}) at {url}/v1  (Ctrl-C ends it)")
 
         server.serve(loaded, config, bound, api_key=api_key, ready=ready)
+
+
+def _engine(asked: str, model: Path | None, flags: Sequence[str]) -> str:
+    """Without a model it is a try-out, which our own engine is faster to show."""
+    if asked != "auto":
+        return asked
+    return "vllm" if (model is not None or flags) and find_spec("vllm") is not None else "transformers"
+
+
+def _as_flags(config_file: Path | None, settings: Sequence[str], flags: Mapping[str, object]) -> list[str]:
+    """What this command was told of the store, as the daemon's command line."""
+    told = [] if config_file is None else ["--config", str(config_file)]
+    pairs = [*settings, *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+    kept = [pair for pair in pairs if not pair.startswith(("daemon.socket=", "serve.", "model."))]
+    return told + [word for pair in kept for word in ("--set", pair)]
+
+
+def _serve_with_vllm(
+    config: Config,
+    model: Path | None,
+    name: str | None,
+    api_key: str | None,
+    ready_deadline: str,
+    print_command: bool,
+    own: Sequence[str],
+    flags: Sequence[str],
+) -> int:
+    """Check what can be told before anything is started, then run both or print how."""
+    from tiercel.cli import serve_vllm
+    from tiercel.models import demo_model_dir
+
+    if find_spec("vllm") is None:
+        raise ConfigError("serve: vllm not installed; accepted: pip install 'tiercel[vllm]'")
+    deadline_s = parse_seconds(ready_deadline)
+    serve_vllm.check(config, flags)
+    if model is None:
+        model = demo_model_dir(notice=lambda line: _say(line))
+    elif str(model).startswith((".", "/", "~")) and not model.expanduser().exists():
+        raise ModelError(f"model folder {model} does not exist")
+    port, url, open_to_others = serve_vllm.free_port(config.serve.host, config.serve.port)
+    what = serve_vllm.plan(config, str(model), name, port, own, flags)
+    if print_command:
+        click.echo(serve_vllm.printed(what))
+        return 0
+    if open_to_others and api_key is None:
+        _warn_open(url)
+    return serve_vllm.run(what, config, url, api_key, deadline_s)
+
+
+def _warn_open(url: str) -> None:
+    _say(
+        f"warning: {url} can be reached from other hosts and there is no "
+        f"authentication; set {API_KEY_VARIABLE}, or listen on 127.0.0.1"
+    )
 
 
 def _check_name(name: str | None) -> None:

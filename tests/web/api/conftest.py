@@ -128,7 +128,7 @@ class ServerProcess:
         clean = {name: value for name, value in os.environ.items() if name != "TIERCEL_API_KEY"}
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tiercel", "serve", "--port", "0", *args],
+                [sys.executable, "-m", "tiercel", "serve", "--engine", "transformers", "--port", "0", *args],
                 stdout=subprocess.PIPE, stderr=errors, text=True, env=clean | dict(env or {}),
             )  # fmt: skip
         self.said: list[str] = []

@@ -240,7 +240,7 @@ def test_sigterm_writes_down_and_a_restart_resumes_from_disk(model_dir: Path, tm
 
 def failing(*args: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tiercel", "serve", *args],
+        [sys.executable, "-m", "tiercel", "serve", "--engine", "transformers", *args],
         capture_output=True,
         text=True,
         timeout=120,

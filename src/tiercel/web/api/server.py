@@ -9,7 +9,6 @@ It installs its own signal handlers, because uvicorn's would end the process bef
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import signal
@@ -21,52 +20,19 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from tiercel.config import Config
-from tiercel.errors import ConfigError
 from tiercel.web.api import faults
 from tiercel.web.api.app import make_app
 from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded
+from tiercel.web.listening import bind, is_open_to_others, url_of
+
+__all__ = ["bind", "is_open_to_others", "serve", "url_of"]
 
 _log = logging.getLogger("tiercel.serve")
 GRACE_S = 10.0
 # After being cut, the engine needs until its next token or the end of the block it prefills.
 _CUT_S = 60.0
-_BACKLOG = 256
 _KEEP_ALIVE_S = 60
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not yet listening. Raises ConfigError in one line."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"serve.host: '{host}' is not an address of this host: {error}") from None
-    one = socket.socket(family, kind, protocol)
-    try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(address)
-        # Two servers may bind a port that neither listens on yet; only one of them may listen.
-        one.listen(_BACKLOG)
-    except OSError as error:
-        one.close()
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"serve.port: cannot listen on {host} port {port}: {reason}; accepted is a free port, 0 takes any"
-        ) from None
-    return one
-
-
-def url_of(bound: socket.socket) -> str:
-    """The address people type, such as http://127.0.0.1:8000."""
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def is_open_to_others(bound: socket.socket) -> bool:
-    """Whether hosts other than this one can reach the socket."""
-    return not ipaddress.ip_address(bound.getsockname()[0].split("%")[0]).is_loopback
 
 
 def serve(
