@@ -17,8 +17,11 @@ from tests.store.simulation import Event, Simulation, Stuck
 from tests.store.support import PAYLOAD, RECORD, chain, scope
 
 from tiercel.blocks import BlockKey, Chain
+from tiercel.blocks.record import parse
 from tiercel.memory import Arena
 from tiercel.store import LaneOptions, TieredStore, WriteMode
+from tiercel.store.leases import ReadLease, WriteLease
+from tiercel.store.movement import Traffic
 
 TROUBLED_S = 12.0
 # Longer than a breaker pauses and than a failed block is doubted.
@@ -330,6 +333,32 @@ def test_many_thousand_seeds(part: int) -> None:
     base = random.SystemRandom().randrange(1 << 40)
     for seed in range(base, base + 500):
         simulate(seed)
+
+
+def first_failure(seeds: range) -> str:
+    """What the first seed that fails says, or nothing."""
+    for seed in seeds:
+        try:
+            simulate(seed)
+        except AssertionError as fault:
+            return str(fault)
+    return ""
+
+
+def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr("tiercel.store.lane.verify", lambda record, key: parse(record))
+        assert "wrong bytes" in first_failure(range(60)), "checksums are not looked at"
+    with monkeypatch.context() as planted:
+        planted.setattr(WriteLease, "clear_locked", lambda self, tag: None)
+        assert "cleared" in first_failure(range(60)), "a lease goes on storing after a clear"
+    with monkeypatch.context() as planted:
+        planted.setattr(Traffic, "_retry", lambda self, attempt: attempt())
+        assert "not deleted" in first_failure(range(60)), "a deletion that failed is never tried again"
+    with monkeypatch.context() as planted:
+        planted.setattr(ReadLease, "release", lambda self: None)
+        assert "slots are lost" in first_failure(range(60)), "a lease that ends early keeps its blocks"
+    assert first_failure(range(10)) == ""
 
 
 # What seeds have found, told on purpose.
