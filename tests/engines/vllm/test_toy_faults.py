@@ -132,7 +132,7 @@ def test_lookups_that_never_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     release = threading.Event()
 
     class Slow(Meddled):
-        def lookup(self, chain: Any, deadline_s: float = 0.05, start: int = 0) -> Hit:
+        def lookup(self, chain: Any, deadline_s: float = 0.05, start: int = 0, **options: Any) -> Hit:
             release.wait(20)
             return Hit()
 
@@ -145,6 +145,34 @@ def test_lookups_that_never_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         engine.settled()
 
 
+@pytest.mark.parametrize(("token_s", "loads"), [(0.001, True), (0.00001, False)])
+def test_what_costs_more_to_load_than_to_compute_is_computed(
+    tmp_path: Path, token_s: float, loads: bool
+) -> None:
+    """A slow tier prices itself out, against what prefill is seen to take."""
+    (tmp_path / "disk").mkdir()
+    tier = FaultyTier(disk(tmp_path / "disk"))
+    store = toy_store((tier, LaneOptions(cap_bytes=1 << 30, read_workers=1)))
+
+    def slow(keys: Any, records: Any) -> Any:
+        time.sleep(0.004 * len(keys))
+        return tier.inner.read(keys, records)
+
+    with Toy(tmp_path, store, prices=True, token_s=token_s).start() as engine:
+        for number in range(6):
+            engine.run(f"cold{number}", prompt(161, number))
+            engine.forget()
+        assert store.flush(10)
+        tier.faults["read"] = slow
+        for number in range(6):
+            drop_ram(store)
+            warm = engine.run(f"warm{number}", prompt(161, number))
+            engine.forget()
+        assert tier.fired > 0
+        assert (engine.cached(warm) > 0) is loads
+        engine.settled()
+
+
 class Away:
     """A daemon that is gone, as its client shows it."""
 
@@ -153,9 +181,9 @@ class Away:
         self.away = False
         self.calls = 0
 
-    def lookup(self, chain: Any, deadline_s: float = 0.05, start: int = 0) -> Hit:
+    def lookup(self, chain: Any, deadline_s: float = 0.05, start: int = 0, **options: Any) -> Hit:
         self.calls += 1
-        return Hit() if self.away else self.inner.lookup(chain, deadline_s, start)
+        return Hit() if self.away else self.inner.lookup(chain, deadline_s, start, **options)
 
     def acquire(self, chain: Any, deadline_s: float = 10.0, start: int = 0) -> Any:
         self.calls += 1

@@ -125,9 +125,11 @@ class Toy:
     seed: int = 0
     mover: Callable[[], Mover] = CpuMover
     queue: Callable[[Callable[[], None]], object] = lambda work: work()
+    token_s: float = 0.0
     stores: Sequence[Any] = ()
     extra: dict[str, object] = field(default_factory=dict)
     events: bool = False
+    prices: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def start(self) -> ToyEngine:
@@ -212,6 +214,9 @@ class ToyEngine:
             self.connector: Any = self.scheduler.connector
             told = {(0, rank.number): rank.connector.get_handshake_metadata() for rank in self.ranks}
             self.connector.set_xfer_handshake_metadata_pp_aware(told)
+        if not toy.prices:
+            # Arithmetic is faster than any load: left to itself the engine would compute everything.
+            self.connector._scheduler.side._pace.prompt = lambda *_: None
         self.aggregator = KVOutputAggregator(toy.ranks)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.free_at_start = self.pool.get_num_free_blocks()
@@ -323,6 +328,7 @@ class ToyEngine:
         connector.bind_connector_metadata(output.kv_connector_metadata)
         connector.handle_preemptions(output.kv_connector_metadata)
         names, sampled = [], []
+        time.sleep(output.total_num_scheduled_tokens * self.toy.token_s)
         for name, count in output.num_scheduled_tokens.items():
             names.append(name)
             sampled.append(self._compute(rank, self.scheduler.requests[name], count))

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tiercel.engines.vllm.adapters import Adapters
+from tiercel.engines.vllm.jobs import HASH_BYTES
 from tiercel.engines.vllm.naming import Names
 from tiercel.engines.vllm.threads import leave_pinned_core
-from tiercel.store import Hit, Store
+from tiercel.store import Hit, Prompt, Store
 
 log = logging.getLogger("tiercel")
 # Longer than any lookup takes, also on a busy host; what it finds saves more than it costs to wait.
@@ -29,16 +30,19 @@ _QUEUE_MAX = 4096
 class Ask:
     """One question: how much of a prompt is cached. The fields after `until_s` are the asker's to set.
 
-    `adapter` is (vLLM's number, path) of the request's adapter. `known` turns true once its digest is,
-    `hit` is set last.
+    `adapter` is (vLLM's number, path) of the request's adapter; `known` turns true once its digest is. `hit`
+    is set last, after `there`, the blocks that every shard has. With a `prompt` the store chooses how much
+    of a hit is worth loading.
     """
 
     request: str
     hashes: bytes
     adapter: tuple[int, str] | None
+    prompt: Prompt | None = None
     until_s: float = field(default_factory=lambda: time.monotonic() + ASK_DEADLINE_S)
     digest: bytes | None = None
     known: bool = False
+    there: int = 0
     hit: Hit | None = None
     answered_s: float = 0.0
     answered: threading.Event = field(default_factory=threading.Event)
@@ -98,11 +102,13 @@ class Asker:
         # With others waiting, only what is known without asking around.
         probe_s = min(_PROBE_S, left_s) if self._queue.empty() else 0.0
         shortest: Hit | None = None
+        there = len(question.hashes) // HASH_BYTES
         for names in self._names:
             chain = names.chain(question.request, question.hashes, question.digest)
-            hit = self._store.lookup(chain, probe_s)
-            if shortest is None or hit.blocks < shortest.blocks:
+            hit = self._store.lookup(chain, probe_s, prompt=question.prompt)
+            there = min(there, hit.blocks)
+            if shortest is None or hit.worth < shortest.worth:
                 shortest = hit
             if not hit.blocks:
                 break
-        question.hit = shortest
+        question.there, question.hit = there, shortest

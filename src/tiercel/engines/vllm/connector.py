@@ -244,8 +244,11 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
     @_timed
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What workers report."""
+        if self._scheduler is None:
+            return
+        self._scheduler.side.ended()
         meta = connector_output.kv_connector_worker_meta
-        if self._scheduler is not None and isinstance(meta, TiercelWorkerMetadata):
+        if isinstance(meta, TiercelWorkerMetadata):
             self._scheduler.side.reported(meta.done)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

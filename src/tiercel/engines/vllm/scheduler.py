@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tiercel.blocks import Identity
 from tiercel.engines.vllm.asker import Ask, Asker
 from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, SaveJob, Step, Table, writable_from
+from tiercel.engines.vllm.pace import Pace
 from tiercel.engines.vllm.stats import Tally
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class SchedulerSide:
         self._held_blocks = 0
         self._number = 0
         self._asking = False
+        self._pace = Pace()
         self._events: EventSource | None = None
 
     def bind(self, pool: BlockPool) -> None:
@@ -131,10 +133,10 @@ class SchedulerSide:
             self._tally.add("lookups_timed_out", 1)
             tracked.reads = False
             return 0, False
-        blocks = ask.hit.blocks if ask.hit is not None else 0
+        blocks = 0 if ask.hit is None else ask.hit.worth
         if self._drops_last and blocks:
             blocks -= 1  # a drafter's last entry depends on the token after it
-        tracked.saved = max(tracked.saved, blocks)
+        tracked.saved = max(tracked.saved, ask.there)
         tokens = min(blocks * self.grid.block_tokens, self._readable_tokens(request))
         self._found(tracked, tokens - local_tokens)
         if tokens <= local_tokens:
@@ -185,6 +187,7 @@ class SchedulerSide:
     def step(self, output: SchedulerOutput) -> Step:
         """The work that goes with this step: loads accepted since the last, saves of what it completes."""
         saves: list[SaveJob] = []
+        self._begin(output)
         state = output.kv_connector_block_state
         if state is not None:
             for request, tokens in output.num_scheduled_tokens.items():
@@ -205,6 +208,10 @@ class SchedulerSide:
         self._requests.pop(request.request_id, None)
         for held in self._held.values():
             held.orphaned |= held.request == request.request_id
+
+    def ended(self) -> None:
+        """The results of a step are in."""
+        self._pace.ended(time.monotonic())
 
     def reported(self, done: Done) -> None:
         """Workers finished something: let go of what all of them are done with."""
@@ -240,6 +247,17 @@ class SchedulerSide:
 
     # Inner workings.
 
+    def _begin(self, output: SchedulerOutput) -> None:
+        """Watch a step that does nothing but compute one prompt: that is how prefill is priced."""
+        tracked = None
+        if len(output.num_scheduled_tokens) == 1:
+            ((name, tokens),) = output.num_scheduled_tokens.items()
+            tracked = self._requests.get(name)
+        if tracked is None:
+            self._pace.skipped()
+        else:
+            self._pace.began(tokens, tracked.request.num_computed_tokens, time.monotonic())
+
     def _readable_tokens(self, request: Request) -> int:
         """The most tokens that may be loaded: whole blocks, and one token is left to compute."""
         return (request.num_tokens - 1) // self.grid.block_tokens * self.grid.block_tokens
@@ -264,7 +282,8 @@ class SchedulerSide:
             tracked.ask = None
             return
         adapter = None if lora is None else (lora.lora_int_id, lora.lora_path)
-        tracked.ask = Ask(request.request_id, bytes(tracked.hashes[: blocks * HASH_BYTES]), adapter)
+        prompt = self._pace.prompt(request.num_tokens, self.grid.block_tokens)
+        tracked.ask = Ask(request.request_id, bytes(tracked.hashes[: blocks * HASH_BYTES]), adapter, prompt)
         self._asker.ask(tracked.ask)
 
     def _stale(self, tracked: _Tracked) -> bool:
