@@ -3,8 +3,8 @@
 The map is asked for when it is missing or has proved wrong, at most once a second. Whether there is a
 cluster at all is found out the same way. Moves no records.
 
-Locking: `_lock` guards the map and the pools; `_asking` lets one thread at a time ask for the map while the
-others go on with what they have.
+Locking: `_lock` guards the map and the pools (looking one thing up goes without it); `_asking` lets one
+thread at a time ask for the map while the others go on with what they have.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Nodes:
     @property
     def clustered(self) -> bool:
         """Whether the server said that it is part of a cluster."""
-        with self._lock:
-            return self._owners is not None
+        return self._owners is not None
 
     def primaries(self, until_s: float) -> list[Address]:
         """Every node that owns slots, or the single server. Raises `OSError` when none can be asked."""
@@ -63,9 +62,10 @@ class Nodes:
 
     def owner(self, name: bytes, until_s: float) -> Address:
         """The node a key belongs to. Raises `OSError` when that cannot be found out."""
-        self._refresh(until_s)
-        with self._lock:
-            owner = self._seed if self._owners is None else self._owners[slot_of(name)]
+        if self._stale or not self._known:
+            self._refresh(until_s)
+        owners = self._owners
+        owner = self._seed if owners is None else owners[slot_of(name)]
         if owner is None:
             self._suspect()
             raise ConnectionError("no node of the cluster owns this slot")
@@ -78,8 +78,7 @@ class Nodes:
     def at(self, address: Address, until_s: float, act: Callable[[Connection], T]) -> T:
         """Run `act` with a connection to one node. After an `OSError` the map is doubted."""
         try:
-            with self._pool(address).borrow(until_s) as connection:
-                return act(connection)
+            return self._pool(address).run(until_s, act)
         except OSError:
             self._suspect()
             raise
@@ -116,13 +115,13 @@ class Nodes:
             pool.close()
 
     def _pool(self, address: Address) -> Pool:
+        pool = self._pools.get(address)
+        if pool is not None:
+            return pool
         with self._lock:
             if self._closed:
                 raise ConnectionError("closed")
-            pool = self._pools.get(address)
-            if pool is None:
-                pool = self._pools[address] = Pool(address, self._login)
-            return pool
+            return self._pools.setdefault(address, Pool(address, self._login))
 
     def _suspect(self) -> None:
         with self._lock:
@@ -163,8 +162,8 @@ class Nodes:
             last = pool is candidates[-1]
             share_s = (until_s - now_s) * (1.0 if last and not known else _ASK_SHARE)
             try:
-                with pool.borrow(now_s + share_s) as connection:
-                    owners = _owners(connection.call(b"CLUSTER", b"SLOTS"), pool.address)
+                slots = pool.run(now_s + share_s, lambda connection: connection.call(b"CLUSTER", b"SLOTS"))
+                owners = _owners(slots, pool.address)
             except OSError as error:
                 fault = error
                 continue

@@ -13,12 +13,15 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tiercel.tiers.valkey_wire import Connection, Refusal
+
+T = TypeVar("T")
 
 # Callers are the store's workers and few; this is a limit for the server's sake.
 _CONNECTIONS_MAX = 64
@@ -83,22 +86,19 @@ class Pool:
         with self._lock:
             return time.monotonic() < self._paused_until_s
 
-    @contextmanager
-    def borrow(self, until_s: float) -> Iterator[Connection]:
-        """A connection for one thread. An exception inside closes it; an `OSError` also those that are idle.
+    def run(self, until_s: float, act: Callable[[Connection], T]) -> T:
+        """Call `act` with a connection that is only its own. An `OSError` closes it and those that are idle.
 
         Raises `NodePaused` at once, `LoginError`, or any `OSError` by `until_s`.
         """
-        self._enter(until_s)
         began_s = time.monotonic()
+        connection = self._take(until_s)
         keep = False
-        connection: Connection | None = None
         try:
-            connection = self._idle_one() or self._open(until_s)
+            if connection is None:
+                connection = self._open(until_s)
             connection.until_s = until_s
-            with self._lock:
-                self._busy.add(connection)
-            yield connection
+            answer = act(connection)
             keep = True
         except OSError as fault:
             self._drop_idle()
@@ -108,6 +108,7 @@ class Pool:
             raise
         finally:
             self._leave(connection, keep)
+        return answer
 
     def close(self) -> None:
         """Close what is idle and end what waits. Calls that come later fail."""
@@ -118,22 +119,20 @@ class Pool:
             connection.interrupt()
         self._drop_idle()
 
-    def _enter(self, until_s: float) -> None:
+    def _take(self, until_s: float) -> Connection | None:
+        """An idle connection that looks alive; None when one has to be opened. `_leave` must follow."""
         with self._lock:
             while self._borrowed >= _CONNECTIONS_MAX:
                 if not self._lock.wait(max(0.0, until_s - time.monotonic())):
                     raise TimeoutError("no connection free in time")
             self._borrowed += 1
-
-    def _idle_one(self) -> Connection | None:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
+            while self._idle:
                 connection = self._idle.pop()
-            if time.monotonic() - connection.idle_since_s < _IDLE_MAX_S and connection.quiet():
-                return connection
-            connection.close()
+                if time.monotonic() - connection.idle_since_s < _IDLE_MAX_S and connection.quiet():
+                    self._busy.add(connection)
+                    return connection
+                connection.close()
+        return None
 
     def _leave(self, connection: Connection | None, keep: bool) -> None:
         with self._lock:
@@ -163,7 +162,10 @@ class Pool:
             left_s = self._paused_until_s - time.monotonic()
         if left_s > 0:
             raise NodePaused(f"{self._last_fault} (tried a moment ago)")
-        return connect(self.address, self._login, until_s)
+        connection = connect(self.address, self._login, until_s)
+        with self._lock:
+            self._busy.add(connection)
+        return connection
 
     def _pause(self, fault: OSError, began_s: float) -> None:
         with self._lock:
