@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mooncake.store import MooncakeDistributedStore
@@ -40,9 +40,20 @@ def cases(folder: Path) -> Iterator[list[Case]]:
         tier = _Afresh(PoolClient(read_url(TierUrl.parse(master.url())), 30.0), name="mooncake tcp")
         bare = MooncakeDistributedStore()
         assert bare.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", master.address) == 0
+        _touch(bare)
         yield [Case("mooncake tcp", tier, {"own client": _bare(bare)})]
         tier.close()
         bare.close()
+
+
+def _touch(store: MooncakeDistributedStore) -> None:
+    """Write to all of the pool once: its pages are not there before."""
+    block = memoryview(bytearray(16 << 20))
+    client = _bare(store)
+    with suppress(AssertionError):
+        for number in range(SEGMENT_BYTES // len(block)):
+            client.put(f"touch{number}", block)
+    store.remove_all(True)
 
 
 def _bare(store: MooncakeDistributedStore) -> Client:

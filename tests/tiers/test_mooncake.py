@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.store.support import (
 from tests.store.support import chain as small_chain
 
 from tiercel.blocks import BlockKey, Header, record_bytes, verify
+from tiercel.config import TierConfig
 from tiercel.errors import TierUnreachable
 from tiercel.store import LaneOptions
 from tiercel.testing.conformance import CHAIN, TierContract, fates, read_one
@@ -30,6 +32,7 @@ from tiercel.testing.records import buffer, chain, record, records
 from tiercel.tiers import Fate, Tier
 from tiercel.tiers.mooncake import MooncakeTier, open_mooncake
 from tiercel.tiers.mooncake_admin import key_of, named
+from tiercel.tiers.registry import open_tier
 from tiercel.tiers.reopening import Reopening
 from tiercel.tiers.url import TierUrl
 
@@ -209,6 +212,22 @@ def test_a_segment_of_our_own_is_given_and_taken_back(pool: Pool) -> None:
     assert pool.master.segments() == before + 1
     tier.close()
     assert eventually(lambda: pool.master.segments() == before)
+
+
+def test_opened_from_a_configuration_and_required_or_not(pool: Pool) -> None:
+    config = TierConfig(kind="mooncake", url=pool.master.url(), deadline_s=DEADLINE_S, required=True)
+    tier = open_tier(config, "mooncake", RECORD)
+    assert fates(tier.write([CHAIN.keys[0]], [record(CHAIN)])) == [Fate.OK]
+    tier.close()
+    pool.master.kill()
+    with pytest.raises(TierUnreachable, match="does not answer") as caught:
+        open_tier(config, "mooncake", RECORD)
+    assert "\n" not in str(caught.value)
+    later = open_tier(replace(config, required=False), "mooncake", RECORD)
+    assert read_one(later, CHAIN.keys[0])[0] is Fate.FAILED
+    pool.master.start()
+    assert eventually(lambda: read_one(later, CHAIN.keys[0])[0] is Fate.MISSING)
+    later.close()
 
 
 def timed(call: object) -> object:
