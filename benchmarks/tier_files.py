@@ -1,22 +1,33 @@
-"""The files tier for `bench_tiers`: against direct I/O by hand, one file a block, from the same memory."""
+"""The files tier for `bench_tiers`: against direct I/O by hand, one file a block, from the same memory.
+
+Both as in a cache at its cap: from the second round on the tier evicts a block for each it writes, and the bare
+client writes over its files.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.bench_tiers import Case, Client
-from tiercel.tiers import FilesTier
+from tiercel.blocks import BlockKey
+from tiercel.tiers import FilesTier, Outcome
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class _AtItsCap(FilesTier):
+    def write(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
+        self.recycle(keys)
+        return super().write(keys, records)
 
 
 @contextmanager
 def cases(folder: Path) -> Iterator[list[Case]]:
     """One case: a cache directory, and the bare calls in a directory beside it."""
-    tier = FilesTier(folder / "cache")
+    tier = _AtItsCap(folder / "cache")
     # One directory for each first byte, as the tier has them.
     for fan in range(256):
         (folder / f"{fan:02x}").mkdir()

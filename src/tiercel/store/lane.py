@@ -27,7 +27,7 @@ from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.policy import TierSpeed
 from tiercel.store.sharing import Sharing
 from tiercel.tiers import Fate, Outcome, Stored, Tier, Usage
-from tiercel.tiers.extras import Shared
+from tiercel.tiers.extras import Recycles, Shared
 
 T = TypeVar("T")
 
@@ -70,6 +70,9 @@ class Lane:
         self._paused_until_s = 0.0
         self._room_checked_s = -_SPARE_CHECK_S
         self._closed = False
+        if isinstance(tier, Recycles):
+            # One deletion per write is then what is fastest.
+            self.index.evict_ahead = 0.0
         self._sharing = Sharing(self, tier, lock) if isinstance(tier, Shared) else None
 
     # Under the store's lock.
@@ -192,10 +195,15 @@ class Lane:
             self._faults.emit()
         return answers
 
-    def delete(self, records: Mapping[BlockKey, int]) -> bool:
-        """Remove records the index no longer lists. One that would not go is listed (doubted) again."""
+    def delete(self, records: Mapping[BlockKey, int], *, recycle: bool = False) -> bool:
+        """Remove records the index no longer lists. One that would not go is listed (doubted) again.
+
+        `recycle`: to make room for what is written next.
+        """
         keys = list(records)
-        outcomes = self.outcomes(self.tier.delete, keys)
+        tier = self.tier
+        call = tier.recycle if recycle and isinstance(tier, Recycles) else tier.delete
+        outcomes = self.outcomes(call, keys)
         with self._lock:
             kept = [
                 (key, outcome)
@@ -348,7 +356,7 @@ class Lane:
 
     def _evict(self, sizes: Mapping[BlockKey, int], room: Room) -> bool:
         """Delete what must make room. False, with the reservation taken back, if it would not go."""
-        if not room.evicted or self.delete(self._unused(room.evicted)):
+        if not room.evicted or self.delete(self._unused(room.evicted), recycle=True):
             return True
         with self._lock:
             self.counters.writes_dropped += len(sizes)

@@ -65,6 +65,7 @@ class LaneIndex:
         self.cap_bytes = cap_bytes
         self.used_bytes = 0
         self.evicted_blocks = 0
+        self.evict_ahead = _EVICT_AHEAD
         self.generation = 0
         self._protected = protected
         self._changed = changed
@@ -271,7 +272,7 @@ class LaneIndex:
         must_free = self.used_bytes + self._leaving_bytes + need_bytes - self.cap_bytes
         if must_free <= 0:
             return {}
-        wanted = must_free + int(self.cap_bytes * _EVICT_AHEAD)
+        wanted = must_free + int(self.cap_bytes * self.evict_ahead)
         chosen: dict[BlockKey, Cell] = {}
         freed = 0
         for key, cell in self._known.items():

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from tiercel.blocks import BlockKey
 from tiercel.tiers.base import Fate, Outcome, Stored, Tier, Usage
 from tiercel.tiers.envelope import decrypt, decrypt_header, encrypt, key_id_of
-from tiercel.tiers.extras import Oddments, Part, Peeks, Shared, Tidies
+from tiercel.tiers.extras import Oddments, Part, Peeks, Recycles, Shared, Tidies
 from tiercel.tiers.keyring import KeyRing
 
 _BATCH_BYTES = 16 << 20
@@ -78,13 +78,7 @@ class Encrypted:
         return outcomes
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        for key in keys if self._rotates else ():
-            with self._lock:
-                uses = list(self._uses.get(key, ()))
-            for use in uses:
-                # Waits for a rewrite of this record under way, so that none comes after the delete.
-                with use.lock:
-                    use.deleted = True
+        self._no_rewrites_after(keys)
         return self._inner.delete(keys)
 
     def scan(self) -> Iterator[Stored]:
@@ -120,6 +114,15 @@ class Encrypted:
         return held[:size_bytes]
 
     # Rotation.
+
+    def _no_rewrites_after(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys if self._rotates else ():
+            with self._lock:
+                uses = list(self._uses.get(key, ()))
+            for use in uses:
+                # Waits for a rewrite of this record under way, so that none comes after the delete.
+                with use.lock:
+                    use.deleted = True
 
     def _begin(self, key: BlockKey) -> _Use:
         use = _Use()
@@ -173,6 +176,14 @@ class _ForwardsShared:
         return self._inner.touch(keys, ages_s)
 
 
+class _ForwardsRecycles(Encrypted):
+    _inner: Recycles  # type: ignore[assignment]  # (and a Tier)
+
+    def recycle(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        self._no_rewrites_after(keys)
+        return self._inner.recycle(keys)
+
+
 class _ForwardsPeeks:
     _inner: Peeks
     _keys: KeyRing
@@ -199,7 +210,12 @@ def encrypted(inner: Tier, keys: KeyRing) -> Encrypted:
     """Encrypt what lies in `inner`, and offer whatever extras it offers."""
     forwards = tuple(
         forward
-        for offer, forward in ((Shared, _ForwardsShared), (Peeks, _ForwardsPeeks), (Tidies, _ForwardsTidies))
+        for offer, forward in (
+            (Shared, _ForwardsShared),
+            (Recycles, _ForwardsRecycles),
+            (Peeks, _ForwardsPeeks),
+            (Tidies, _ForwardsTidies),
+        )
         if isinstance(inner, offer)
     )
     made: Encrypted = type("Encrypted", (*forwards, Encrypted), {})(inner, keys)

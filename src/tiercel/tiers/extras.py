@@ -55,6 +55,14 @@ class Shared(Protocol):
 
 
 @runtime_checkable
+class Recycles(Protocol):
+    """A place where a record is written faster over one that is no longer wanted."""
+
+    def recycle(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """As `delete`, to make room for records that are written next."""
+
+
+@runtime_checkable
 class Peeks(Protocol):
     """A place that hands out the beginning of a record without the rest."""
 

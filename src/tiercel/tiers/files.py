@@ -30,6 +30,7 @@ from tiercel.tiers.folder import (
     temp_name,
     unlink_quietly,
 )
+from tiercel.tiers.spares import Spares
 from tiercel.tiers.transfer import Transfer
 
 # A read refreshes a file's time at most this often: recency for other processes without a write per hit.
@@ -59,6 +60,7 @@ class FilesTier:
         self._name = name
         self._resident = create
         self._transfer = Transfer(direct, str(root))
+        self._spares = Spares()
         self._mark: Mark | None = None
         # By folder: when it had changed last, and whether that time would show a later change.
         self._listed: dict[bytes, tuple[int, bool]] = {}
@@ -101,6 +103,10 @@ class FilesTier:
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         return self._each(len(keys), lambda visit, at: _delete(visit, keys[at]))
+
+    def recycle(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """Delete records, and write the next ones over a few of their files."""
+        return self._each(len(keys), lambda visit, at: self._recycle(visit, keys[at]))
 
     def scan(self) -> Iterator[Stored]:
         """Every record, by names and sizes only; leftovers of dead writers are removed on the way."""
@@ -188,6 +194,7 @@ class FilesTier:
 
     def close(self) -> None:
         self._closed = True
+        self._spares.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -223,6 +230,9 @@ class FilesTier:
             return outcome
         try:
             outcome = self._fill(fd, record)
+            if outcome is OK and not visit.leads_to(key, fd):
+                # Evicted meanwhile, and perhaps written over.
+                return MISSING
             if outcome is OK and self._resident:
                 _retouch(fd, record)
         except OSError as fault:
@@ -241,7 +251,35 @@ class FilesTier:
         done = self._transfer.read(fd, record[:size])
         return OK if done == size else Outcome(Fate.CORRUPT, f"file ends at {done} of {size} bytes")
 
+    def _recycle(self, visit: Visit, key: BlockKey) -> Outcome:
+        try:
+            self._spares.keep(visit, key)
+        except OSError as fault:
+            return _unread(fault)
+        return OK
+
+    def _write_over(self, visit: Visit, key: BlockKey, record: memoryview) -> bool:
+        """Write a record over a spare, if there is one of its length. False: it has to be a new file."""
+        spare = self._spares.take(len(record))
+        if spare is None:
+            return False
+        try:
+            self._transfer.write(spare.fd, record)
+            visit.share(spare.fd)
+            now_ns = time.time_ns()
+            os.utime(spare.fd, ns=(now_ns, _dated(record, now_ns)))
+            folder = visit.folder(key, create=True)
+            os.rename(spare.name, record_name(key), src_dir_fd=spare.folder_fd, dst_dir_fd=folder)
+        except OSError:
+            # Its folder or the whole place went away, or was another one: a new file will tell.
+            spare.discard()
+            return False
+        spare.close()
+        return True
+
     def _write(self, visit: Visit, key: BlockKey, record: memoryview) -> Outcome:
+        if self._write_over(visit, key, record):
+            return OK
         temp = temp_name()
         try:
             fd, folder = visit.create(key, temp)

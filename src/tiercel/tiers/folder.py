@@ -207,6 +207,19 @@ class Visit:
             return False
         return stat.S_ISREG(seen.st_mode)
 
+    def leads_to(self, key: BlockKey, fd: int) -> bool:
+        """Whether the name of a record still leads to the file that was opened by it."""
+        try:
+            now = os.stat(record_name(key), dir_fd=self.folder(key), follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(now, os.fstat(fd))
+
+    def share(self, fd: int) -> None:
+        """Let the group use a file of ours, where the cache is shared with it."""
+        if self._shared:
+            os.fchmod(fd, 0o660)
+
     def used_s(self, key: BlockKey) -> float | None:
         """The date of a record; None where there is none."""
         try:
@@ -296,8 +309,7 @@ class Visit:
         folder = self.folder(key, create=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(name, flags, 0o600, dir_fd=folder)
-        if self._shared:
-            os.fchmod(fd, 0o660)
+        self.share(fd)
         return fd, folder
 
     def _step(self, parent_fd: int, name: str, create: bool) -> int:
