@@ -220,11 +220,11 @@ def test_there_are_commands_to_check() -> None:
 
 
 def test_targets_of_make_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {
         match[1]
         for page in PAGES
-        for match in re.finditer(r"(?:^\$ |`)make ([a-z]+)", page.read_text("utf-8"), re.MULTILINE)
+        for match in re.finditer(r"(?:^\$ |`)make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE)
     }
     assert {"demo", "test"} <= named <= targets
 
