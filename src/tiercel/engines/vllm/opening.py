@@ -22,7 +22,7 @@ from tiercel.engines.vllm.scales import scales_digest
 from tiercel.engines.vllm.scheduler import Grid, SchedulerSide
 from tiercel.engines.vllm.stats import Tally
 from tiercel.engines.vllm.worker import WorkerSide
-from tiercel.errors import EngineError
+from tiercel.errors import DaemonError, EngineError
 from tiercel.service import RemoteStore, connect
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def open_worker(
     shard = _shard(
         config, cache, layout.digest, layout.unit_bytes(_unit_tokens(config, cache)), layout.device
     )
-    store = connect(options, units_per_block(shard.unit_bytes) * shard.unit_bytes, private=private)
+    store = _connect(options, shard.unit_bytes, private)
     mover = mover_for(layout.device)
     if store.slab is not None:
         mover.use_slab(store.slab)
@@ -115,7 +115,7 @@ def open_scheduler(
     if not shards or len(by_number) != shards[0].shards:
         raise EngineError(f"{len(by_number)} distinct parts of the KV registered; accepted is every one")
     unit_tokens, unit_bytes = _unit_tokens(config, cache), max(one.unit_bytes for one in shards)
-    store = connect(options, units_per_block(unit_bytes) * unit_bytes, private=private)
+    store = _connect(options, unit_bytes, private)
     if store.slot_payload_bytes < unit_bytes:
         raise EngineError(
             f"the daemon's slots hold {human_bytes(store.slot_payload_bytes)}, one block of this model has "
@@ -148,6 +148,16 @@ def open_scheduler(
         side.tell(parts.events)
     log.info("tiercel: %d tokens per block, %s", block_tokens, human_bytes(unit_bytes))
     return parts
+
+
+def _connect(options: Config, unit_bytes: int, private: str) -> RemoteStore:
+    """The store that the options name; a daemon made for smaller blocks will do, if one unit fits."""
+    try:
+        return connect(options, units_per_block(unit_bytes) * unit_bytes, private=private)
+    except DaemonError:
+        if units_per_block(unit_bytes) == 1:
+            raise
+    return connect(options, unit_bytes, private=private)
 
 
 def _shard(
