@@ -1,7 +1,7 @@
 """The files tier for `bench_tiers`: against direct I/O by hand, one file a block, from the same memory.
 
-Both as in a cache at its cap: from the second round on the tier evicts a block for each it writes, and the bare
-client writes over its files.
+Both as in a cache at its cap: from the second round on the tier evicts a block for each it writes, and the
+bare client writes over its files.
 """
 
 from __future__ import annotations
