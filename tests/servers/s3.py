@@ -92,7 +92,7 @@ class S3Server:
         where = f"{bucket}/{prefix}" if prefix else bucket
         return f"s3://{where}?endpoint=http://127.0.0.1:{port or self.port}&region={REGION}{more}"
 
-    def bare(self, bucket: str = BUCKET, keys: Keys = ADMIN) -> S3Store:
+    def bare(self, bucket: str = BUCKET, keys: Keys = ADMIN, unsigned_payload: bool = True) -> S3Store:
         """The bucket past the tier, to look at and to damage what lies there."""
         return S3Store(
             bucket,
@@ -100,7 +100,7 @@ class S3Server:
             region=REGION,
             access_key_id=keys.access,
             secret_access_key=keys.secret,
-            unsigned_payload=True,
+            unsigned_payload=unsigned_payload,
             client_options={"allow_http": True, "timeout": timedelta(seconds=30)},
         )
 

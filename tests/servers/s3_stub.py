@@ -81,6 +81,7 @@ class StubS3:
         self.most_at_once = 0
         self.sent_bytes = 0
         self.delay_s = 0.0
+        self.ranges = True
         self.listed: list[str] | None = None
         self.lock = threading.Lock()
         self.stopping = threading.Event()
@@ -211,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(saying, Instead):
             found = saying.body
         total = len(found)
-        asked = self.headers.get("Range")
+        asked = self.headers.get("Range") if stub.ranges else None
         if asked and not isinstance(saying, Claim):
             first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
             if first >= total:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from collections.abc import Callable, Iterator
 
 import obstore
 import pytest
-from tests.servers.s3 import ADMIN, STRANGER, USER, Keys, S3Server
+from tests.servers.s3 import ADMIN, BUCKET, STRANGER, USER, Keys, S3Server, free_ports
 
 from tiercel.blocks import Header, record_bytes, verify
+from tiercel.errors import TierError, TierUnreachable
 from tiercel.testing.conformance import TierContract
 from tiercel.testing.records import RECORD_BYTES, buffer, chain, record, records
 from tiercel.tiers import Fate, Tier, Usage
@@ -42,7 +44,7 @@ def open_at(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Open:
         for name, value in keys.environment.items():
             monkeypatch.setenv(name, value)
         url = TierUrl.parse(server.url(**({"bucket": bucket} if bucket else {}), prefix=within, more=more))
-        return open_objects(url, name="objects", deadline_s=20, slot_bytes=RECORD_BYTES)
+        return ObjectsTier.at(url, name="objects", deadline_s=20)
 
     return open_
 
@@ -55,6 +57,14 @@ class TestObjectsTier(TierContract):
     @pytest.fixture
     def tier(self, open_at: Open) -> Tier:
         return open_at()
+
+
+class TestObjectsTierOneByOne(TierContract):
+    """One request at a time, and one object a deletion."""
+
+    @pytest.fixture
+    def tier(self, open_at: Open) -> Tier:
+        return open_at(more="&bulk_delete=no&concurrency=1")
 
 
 def test_the_name_of_an_object_is_version_scope_fan_out_key(open_at: Open, server: S3Server) -> None:
@@ -107,8 +117,9 @@ def test_an_object_larger_than_the_slot_is_corrupt_whatever_the_parts(open_at: O
         assert bytes(into[:8]) == bytes(8)
 
 
-def test_a_large_batch_is_deleted_at_once(open_at: Open) -> None:
-    tier = open_at()
+@pytest.mark.parametrize("more", ["", "&bulk_delete=no"])
+def test_a_large_batch_is_deleted_at_once(open_at: Open, more: str) -> None:
+    tier = open_at(more=more)
     many = chain(100)
     assert set(fates(tier.write(many.keys, [record(CHAIN)] * 100))) == {Fate.OK}
     assert set(fates(tier.delete(many.keys))) == {Fate.OK}
@@ -222,7 +233,7 @@ def test_refusals_are_failures_that_say_why_and_show_no_secret(
         assert keys.access not in outcome.reason
         assert "\n" not in outcome.reason
         assert reason in outcome.reason
-    with pytest.raises(OSError, match=reason.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(OSError, match=re.escape(reason)):
         list(tier.scan())
     if bucket is None:
         with pytest.raises(OSError, match="access denied"):
@@ -230,6 +241,44 @@ def test_refusals_are_failures_that_say_why_and_show_no_secret(
     else:
         # An answer to HEAD has no body to tell a missing bucket from a missing object.
         assert tier.contains([KEY]) == [False]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "keys", "reason"),
+    [
+        ("no-such-bucket", USER, "bucket does not exist"),
+        (BUCKET, STRANGER, "access denied (403)"),
+        (BUCKET, Keys(USER.access, "secret-that-is-wrong"), "access denied (403)"),
+    ],
+    ids=["missing bucket", "no permission", "wrong secret"],
+)
+def test_opening_says_in_one_line_what_has_to_be_mended(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, bucket: str, keys: Keys, reason: str
+) -> None:
+    def open_(bucket: str, keys: Keys) -> ObjectsTier:
+        for name, value in keys.environment.items():
+            monkeypatch.setenv(name, value)
+        return open_objects(
+            TierUrl.parse(server.url(bucket)), name="objects", deadline_s=20, slot_bytes=RECORD_BYTES
+        )
+
+    with pytest.raises(TierError, match=re.escape(reason)) as caught:
+        open_(bucket, keys)
+    assert not isinstance(caught.value, TierUnreachable)
+    assert "\n" not in str(caught.value)
+    assert keys.secret not in str(caught.value)
+    assert bucket in str(caught.value)
+    assert open_(BUCKET, USER).contains([KEY]) == [False]
+
+
+def test_opening_a_place_that_does_not_answer_is_told_apart(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in USER.environment.items():
+        monkeypatch.setenv(name, value)
+    (port,) = free_ports(1)
+    with pytest.raises(TierUnreachable, match="does not answer: no connection"):
+        open_objects(TierUrl.parse(server.url(port=port)), name="o", deadline_s=20, slot_bytes=RECORD_BYTES)
 
 
 def test_whoever_administers_may_also_use_it(open_at: Open) -> None:

@@ -23,7 +23,7 @@ from tests.servers.s3_stub import SECRET, Claim, Hangup, Instead, Refuse, Short,
 from tiercel.blocks import Header, verify
 from tiercel.testing.records import RECORD_BYTES, buffer, chain, record, records
 from tiercel.tiers import Fate, Outcome
-from tiercel.tiers.objects import PART_BYTES, ObjectsTier, open_objects
+from tiercel.tiers.objects import PART_BYTES, ObjectsTier
 from tiercel.tiers.objects_pace import Pace
 from tiercel.tiers.url import TierUrl
 
@@ -48,6 +48,21 @@ CALLS: dict[str, Call] = {
     "contains": lambda tier: asked(lambda: tier.contains(CHAIN.keys)),
     "scan": lambda tier: asked(lambda: list(tier.scan())),
 }
+
+
+def test_no_credentials_is_what_it_says(stub: StubS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None in the environment: the instance is asked, here by an address where nobody answers."""
+    for name in USER.environment:
+        monkeypatch.delenv(name)
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{port}")
+    tier = open_at(stub.url())
+    started_s = time.monotonic()
+    (outcome,) = tier.read([KEY], [buffer()])
+    assert time.monotonic() - started_s < SOON_S
+    assert outcome.fate is Fate.FAILED
+    assert outcome.reason == "no credentials found (environment, profile, instance metadata)"
+    assert stub.requests == []
 
 
 def asked(ask: Callable[[], object]) -> object:
@@ -83,13 +98,14 @@ def stub() -> Iterator[StubS3]:
 
 
 def open_at(url: str, deadline_s: float = DEADLINE_S) -> ObjectsTier:
-    return open_objects(TierUrl.parse(url), name="objects", deadline_s=deadline_s, slot_bytes=1 << 20)
+    return ObjectsTier.at(TierUrl.parse(url), name="objects", deadline_s=deadline_s)
 
 
 @pytest.fixture
 def tier(server: S3Server, proxy: FaultProxy) -> Iterator[ObjectsTier]:
-    """A tier behind the proxy, with a large record in it."""
+    """A tier behind the proxy, with a large record in it and nothing else."""
     filler = open_at(server.url(), deadline_s=30)
+    filler.delete(CHAIN.keys)
     assert fates(filler.write([KEY], [record(CHAIN, fill=7, payload_bytes=LARGE - 4096)])) == [Fate.OK]
     one = open_at(server.url(port=proxy.port))
     yield one
@@ -411,6 +427,20 @@ def test_an_object_replaced_between_its_parts_is_read_anew(stub: StubS3) -> None
     assert outcome.fate is Fate.OK
     assert bytes(into) == other
     assert sum(method == "GET" for method, _ in stub.requests) == 4
+
+
+def test_a_server_that_knows_no_ranges_gives_whole_records(stub: StubS3) -> None:
+    tier = open_at(stub.url(), deadline_s=10)
+    wrote = record(CHAIN, fill=3, payload_bytes=LARGE)
+    tier.write([KEY], [wrote])
+    stub.ranges = False
+    assert tier.peek([KEY, CHAIN.keys[1]])[0] == bytes(wrote[:4096])
+    tier = open_at(stub.url(), deadline_s=10)
+    for _ in range(2):
+        outcome, into = read_one(tier, len(wrote) + 4096)
+        assert outcome.fate is Fate.OK
+        assert into[: len(wrote)] == wrote
+    assert read_one(tier, LARGE)[0].fate is Fate.CORRUPT
 
 
 @pytest.mark.parametrize("name", ["a//b", "../b", "./b", "../../etc/passwd"])

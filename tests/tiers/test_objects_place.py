@@ -36,7 +36,8 @@ def refusal(text: str) -> str:
 
 def test_a_bucket_is_enough() -> None:
     one = place("s3://bucket")
-    assert (one.prefix, one.concurrency, one.bulk) == ("", CONCURRENCY, True)
+    assert (one.prefix, one.concurrency, one.bulk, one.tells_missing) == ("", CONCURRENCY, 1000, False)
+    assert place("s3://bucket?bulk_delete=no").bulk == 1
     client = one.client(2.5)
     assert isinstance(client, S3Store)
     assert client.config["bucket"] == "bucket"
@@ -61,7 +62,9 @@ def test_the_other_clouds() -> None:
     azure = place("az://container/p?account=name&anonymous=yes")
     assert isinstance(azure.client(1), AzureStore)
     # They say themselves what was not there.
-    assert (google.bulk, azure.bulk, google.prefix, azure.prefix) == (False, False, "p", "p")
+    assert google.tells_missing
+    assert azure.tells_missing
+    assert (google.prefix, azure.prefix) == ("p", "p")
 
 
 def test_the_account_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

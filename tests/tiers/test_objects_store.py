@@ -12,7 +12,6 @@ from tests.servers.proxy import BlackHole, Corrupt, Cut, FaultProxy
 from tests.servers.s3 import USER, S3Server
 from tests.servers.s3_stub import Refuse, StubS3
 from tests.store.support import (
-    RECORD,
     assert_nothing_leaked,
     chain,
     drop_ram,
@@ -25,7 +24,7 @@ from tests.store.support import (
 from tiercel.blocks import Chain
 from tiercel.store import LaneOptions, TieredStore
 from tiercel.store.figures import TierStats
-from tiercel.tiers.objects import ObjectsTier, open_objects
+from tiercel.tiers.objects import ObjectsTier
 from tiercel.tiers.url import TierUrl
 
 BLOCKS = 4
@@ -73,7 +72,7 @@ def store(tier: ObjectsTier) -> Iterator[TieredStore]:
 
 
 def opened(url: str) -> ObjectsTier:
-    return open_objects(TierUrl.parse(url), name="objects", deadline_s=DEADLINE_S, slot_bytes=RECORD)
+    return ObjectsTier.at(TierUrl.parse(url), name="objects", deadline_s=DEADLINE_S)
 
 
 def stats(store: TieredStore) -> TierStats:

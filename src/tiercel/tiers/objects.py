@@ -20,9 +20,10 @@ from obstore.store import ObjectStore
 
 from tiercel.blocks import PAGE_BYTES, TAG_BYTES, BlockKey
 from tiercel.blocks.record import HEADER_BYTES
-from tiercel.tiers.base import OK, Fate, Outcome, Stored, Usage
+from tiercel.errors import TierError, TierUnreachable
+from tiercel.tiers.base import MISSING, OK, Fate, Outcome, Stored, Usage
 from tiercel.tiers.objects_calls import CLOSED, Calls
-from tiercel.tiers.objects_faults import FAULTS, RANGE_STATUS, Fault, fault_of
+from tiercel.tiers.objects_faults import FAULTS, RANGE_STATUS, Fault, fault_of, is_whole_instead
 from tiercel.tiers.objects_place import place_of
 from tiercel.tiers.url import TierUrl
 
@@ -36,12 +37,13 @@ FORMAT = "tiercel-1"
 PART_BYTES = 8 << 20
 _MULTIPART_OVER_BYTES = 32 << 20
 _PARTS_MAX = 8
+_NOBODYS = "nothing"
 _CHUNK_BYTES = 256 << 10
 _NAME = re.compile(r"([0-9a-f]{16})/([0-9a-f]{2})/([0-9a-f]{46})\.kv")
 # S3 deletes a thousand at a time but does not tell what was there; so many are worth asking before.
 _ASK_FIRST_MAX = 32
-_BULK = 1000
 _PAGE = 1000
+_ANY_ROOM = 1 << 62
 _LIST_TRIES = 5
 _LIST_AGAIN_S = 0.2
 _ODD_NAME = "; a name there may have an empty or dotted step"
@@ -67,28 +69,48 @@ class _Got:
 
 
 _PAST = _Got(OK)
-_REPLACED = Outcome(Fate.FAILED, "replaced while it was read")
+_ANEW = Outcome(Fate.FAILED, "changed while it was read")
 
 
 def open_objects(url: TierUrl, *, name: str, deadline_s: float, slot_bytes: int) -> ObjectsTier:
-    """The tier at `url` (see `tiercel.tiers.objects_place`). Connects to nothing yet.
+    """The tier at `url` (see `tiercel.tiers.objects_place`), once the place has answered.
 
-    Raises `TierError` for a URL or a setting that is not accepted. `slot_bytes` is not needed: the buffers
-    of each call say how much a record may have.
+    Raises `TierError` for what its operator has to mend: the URL, the credentials, a bucket that is not
+    there; `TierUnreachable` when it does not answer within the deadline. `slot_bytes` is not needed: the
+    buffers of each call say how much a record may have.
     """
-    place = place_of(url)
-    calls = Calls(place.client, deadline_s, place.concurrency)
-    return ObjectsTier(calls, name=name, prefix=place.prefix, bulk=place.bulk)
+    tier = ObjectsTier.at(url, name=name, deadline_s=deadline_s)
+    fault = tier.silence()
+    if fault is None:
+        return tier
+    tier.close()
+    if fault.mend:
+        raise TierError(f"{url}: {fault.outcome.reason}")
+    raise TierUnreachable(f"{url} does not answer: {fault.outcome.reason}")
 
 
 class ObjectsTier:
-    """A bucket, or a prefix of one. `bulk`: it deletes many at once, and never says what was not there."""
+    """A bucket, or a prefix of one. `tells_missing`: a deletion says so of what was not there; `bulk`: how
+    many records one request deletes.
+    """
 
-    def __init__(self, calls: Calls, *, name: str, prefix: str = "", bulk: bool = True) -> None:
+    def __init__(
+        self, calls: Calls, *, name: str, prefix: str = "", tells_missing: bool = False, bulk: int = 1
+    ) -> None:
         self._calls = calls
         self._name = name
         self._root = f"{prefix}/{FORMAT}" if prefix else FORMAT
+        self._tells_missing = tells_missing
         self._bulk = bulk
+        # Given up for good with a server that answers a request for a range with the whole object.
+        self._ranges = True
+
+    @classmethod
+    def at(cls, url: TierUrl, *, name: str, deadline_s: float) -> ObjectsTier:
+        """The tier at `url`, without asking the place. Raises `TierError` for a URL that is not accepted."""
+        place = place_of(url)
+        calls = Calls(place.client, deadline_s, place.concurrency)
+        return cls(calls, name=name, prefix=place.prefix, tells_missing=place.tells_missing, bulk=place.bulk)
 
     @property
     def name(self) -> str:
@@ -118,7 +140,7 @@ class ObjectsTier:
         until_s = self._calls.until_s()
         outcomes = self._read(keys, records, until_s)
         for at, outcome in enumerate(outcomes):
-            if outcome is _REPLACED:
+            if outcome is _ANEW:
                 outcomes[at] = self._read([keys[at]], [records[at]], until_s)[0]
         return outcomes
 
@@ -128,11 +150,9 @@ class ObjectsTier:
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """One that is not there is MISSING; of a large batch some places do not tell, and it is OK."""
-        if not self._bulk:
-            return self._each(keys, lambda at, until_s: self._delete([keys[at]], until_s)[0])
-        if len(keys) <= _ASK_FIRST_MAX:
+        if not self._tells_missing and len(keys) <= _ASK_FIRST_MAX:
             return self._each(keys, lambda at, until_s: self._delete_if_there(keys[at], until_s))
-        batches = [keys[start : start + _BULK] for start in range(0, len(keys), _BULK)]
+        batches = [keys[start : start + self._bulk] for start in range(0, len(keys), self._bulk)]
         answers = self._each(batches, lambda at, until_s: self._delete(batches[at], until_s))
         return [outcome for batch in answers for outcome in batch]
 
@@ -162,6 +182,18 @@ class ObjectsTier:
                     raise OSError(f"listing: {fault.outcome.reason}{odd}") from None
                 self._calls.rest(tries, fault, until_s)
 
+    def silence(self) -> Fault | None:
+        """Why the place gives no answers, or None where it does. Asks for an object that nobody has."""
+
+        def ask(client: ObjectStore) -> Fault | None:
+            obstore.get(client, f"{self._root}/{_NOBODYS}")
+            return None
+
+        def failed(fault: Fault) -> Fault | None:
+            return None if fault.outcome is MISSING else fault
+
+        return self._calls.attempt(ask, self._calls.until_s(), failed)
+
     def usage(self) -> Usage:
         """A bucket does not say."""
         return Usage()
@@ -182,11 +214,11 @@ class ObjectsTier:
         return self._calls.attempt(ask, until_s, _outcome)
 
     def _read(self, keys: Sequence[BlockKey], records: Sequence[memoryview], until_s: float) -> list[Outcome]:
-        pieces = [
-            _Piece(at, start, record[start : start + PART_BYTES], len(record))
-            for at, (_, record) in enumerate(zip(keys, records, strict=True))
-            for start in range(0, len(record), PART_BYTES)
-        ]
+        pieces = []
+        for at, (_, record) in enumerate(zip(keys, records, strict=True)):
+            part = PART_BYTES if self._ranges else max(1, len(record))
+            for start in range(0, len(record), part):
+                pieces.append(_Piece(at, start, record[start : start + part], len(record)))
         answers = self._calls.spread(
             lambda n: self._fetch(keys[pieces[n].at], pieces[n], until_s), len(pieces)
         )
@@ -202,27 +234,31 @@ class ObjectsTier:
         return self._calls.attempt(get, until_s, lambda fault: _missed(piece, fault))
 
     def _get(self, client: ObjectStore, path: str, piece: _Piece) -> _Got:
-        whole = piece.room_bytes == len(piece.into)
         # A plain read of what fits in one part: some servers take longer for a range.
+        whole = piece.room_bytes == len(piece.into) or not self._ranges
         asked: GetOptions = {} if whole else {"range": (piece.start, piece.start + len(piece.into))}
-        answer = obstore.get(client, path, options=asked)
+        try:
+            answer = obstore.get(client, path, options=asked)
+        except FAULTS as error:
+            if whole or not is_whole_instead(error):
+                raise
+            self._ranges = False
+            return _Got(_ANEW)
         size, version = answer.meta["size"], answer.meta["e_tag"]
         if size < HEADER_BYTES or size % PAGE_BYTES or size > piece.room_bytes:
             # Said before a byte of it is read, and the connection dropped.
-            return _Got(Outcome(Fate.CORRUPT, f"object has {size} bytes"), size)
+            return _Got(Outcome(Fate.CORRUPT, f"object has {size} bytes"))
         expected = min(size - piece.start, len(piece.into))
         done = 0
         for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES):
             if self._calls.closed:
                 return _Got(CLOSED)
-            if done + len(chunk) > expected:
-                break
-            piece.into[done : done + len(chunk)] = chunk
-            done += len(chunk)
-        else:
+            taken = chunk[: expected - done]
+            piece.into[done : done + len(taken)] = taken
+            done += len(taken)
             if done == expected:
                 return _Got(OK, size, version)
-        return _Got(Outcome(Fate.CORRUPT, f"object ends at {piece.start + done} of {size} bytes"), size)
+        return _Got(Outcome(Fate.CORRUPT, f"object ends at {piece.start + done} of {size} bytes"))
 
     def _write(self, key: BlockKey, record: memoryview, until_s: float) -> Outcome:
         multipart = len(record) > _MULTIPART_OVER_BYTES
@@ -256,11 +292,12 @@ class ObjectsTier:
         return self._calls.attempt(delete, until_s, lambda fault: [fault.outcome] * len(paths))
 
     def _peek(self, key: BlockKey, until_s: float) -> bytes | Outcome:
-        def get(client: ObjectStore) -> bytes | Outcome:
-            head = bytes(obstore.get_range(client, self.path(key), start=0, length=HEADER_BYTES))
-            return head if len(head) == HEADER_BYTES else Outcome(Fate.CORRUPT, "shorter than a header")
-
-        return self._calls.attempt(get, until_s, _outcome)
+        head = bytearray(HEADER_BYTES)
+        piece = _Piece(0, 0, memoryview(head), _ANY_ROOM)
+        outcome = _ANEW
+        while outcome is _ANEW:
+            outcome = self._fetch(key, piece, until_s).outcome
+        return bytes(head) if outcome is OK else outcome
 
     def _list(self, after: str | None) -> Iterator[tuple[str, Stored | None]]:
         for page in obstore.list(self._calls.patient, self._root, offset=after, chunk_size=_PAGE):
@@ -295,5 +332,5 @@ def _joined(ranges: Sequence[_Got]) -> Outcome:
         return bad
     inside = [got for got in ranges if got is not _PAST]
     if len({(got.object_bytes, got.version) for got in inside}) > 1:
-        return _REPLACED
+        return _ANEW
     return OK

@@ -21,12 +21,16 @@ _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>|bucket does not exist")
 _ASKED = re.compile(r"Error performing [A-Za-z ]*?(?:GET|PUT|POST) (\S+) in ")
 _CREDENTIALS = re.compile(
-    r"https?://(169\.254\.|metadata\.google|oauth2\.|sts\.|login\.microsoft|[^/]+/(oauth2|token)\b)"
+    r"https?://(169\.254\.|metadata\.google|oauth2\.|sts\.|login\.microsoft|[^/]+/(oauth2|token|latest/api/token"
+    r"|latest/meta-data|computeMetadata|metadata/identity)\b)"
 )
 # Of a deletion of many the answer is 200, with a code for each that stays.
 _NOT_DELETED = re.compile(r"Generic \w+ error: DeleteObjects request failed.*\(code: (\w+)\)\n")
+_NO_BULK = "Generic S3 error: Got invalid DeleteObjects response"
 _CODES = {"AccessDenied": 403, "SlowDown": 503, "InternalError": 500}
 _SLOW_STATUS = (429, 503)
+_ELSEWHERE_STATUS = (301, 307, 400)
+_DENIED = "access denied{}: check the credentials, and that they may get, put, delete and list"
 _FULL_STATUS = 507
 _AGAIN_STATUS = (408, 500, 502, 504)
 _KINDS = {
@@ -40,11 +44,14 @@ RANGE_STATUS = 416
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failed request. `again`: worth another try; `slow`: the place asked us to slow down."""
+    """A failed request. `again`: worth another try; `slow`: the place asked us to slow down; `mend`: whoever
+    set it up has to do something.
+    """
 
     outcome: Outcome
     again: bool = False
     slow: bool = False
+    mend: bool = False
     status: int | None = None
 
 
@@ -53,15 +60,15 @@ def fault_of(error: BaseException) -> Fault:
     text = str(error)
     status = _status(text)
     if status in (None, 404) and _NO_BUCKET.search(text):
-        return Fault(_failed("bucket does not exist"))
+        return Fault(_failed("bucket does not exist"), mend=True)
     if isinstance(error, FileNotFoundError):
         return Fault(MISSING, status=status)
     if _asked_for_credentials(text):
-        return Fault(_failed("no credentials found (environment, profile, instance metadata)"))
+        return Fault(_failed("no credentials found (environment, profile, instance metadata)"), mend=True)
     if status is not None:
         return _by_status(status)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return Fault(_failed("access denied: check the credentials and the policy of the bucket"))
+        return Fault(_failed(_DENIED.format("")), mend=True)
     kind = _KIND.search(text)
     refused = _NOT_DELETED.match(text)
     if refused is not None:
@@ -69,13 +76,21 @@ def fault_of(error: BaseException) -> Fault:
     if kind is not None:
         # Time that ran out once leaves none for another try of the same length; the caller sees to that.
         return Fault(_failed(_KINDS.get(kind[1], "request failed")), again=True)
+    if text.startswith(_NO_BULK):
+        return Fault(_failed("malformed answer to a deletion of many: bulk_delete=no may help"))
     return Fault(_failed("malformed answer"))
+
+
+def is_whole_instead(error: BaseException) -> bool:
+    """Whether a server answered a request for a range with the whole object."""
+    return "Received non-partial response" in str(error)
 
 
 def _by_status(status: int) -> Fault:
     if status in (401, 403):
-        reason = f"access denied ({status}): check the credentials and the policy of the bucket"
-        return Fault(_failed(reason), status=status)
+        return Fault(_failed(_DENIED.format(f" ({status})")), mend=True, status=status)
+    if status in _ELSEWHERE_STATUS:
+        return Fault(_failed(f"answered {status}: check region and endpoint"), mend=True, status=status)
     if status in _SLOW_STATUS:
         return Fault(_failed(f"asked to slow down ({status})"), again=True, slow=True, status=status)
     if status == _FULL_STATUS:

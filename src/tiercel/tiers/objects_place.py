@@ -37,16 +37,21 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _PREFIX = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*")
 _PREFIX_BYTES_MAX = 512
 _CONNECT_S_MAX = 3.0
+_S3_BULK = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where records go, and how to make a client of it whose requests take at most so many seconds."""
+    """Where records go, and how to make a client of it whose requests take at most so many seconds.
+
+    `tells_missing`: deleting what is not there is an error there; `bulk`: how many one request deletes.
+    """
 
     client: Callable[[float], ObjectStore]
     prefix: str
     concurrency: int
-    bulk: bool
+    tells_missing: bool
+    bulk: int
 
 
 def place_of(url: TierUrl) -> Place:
@@ -68,6 +73,7 @@ def place_of(url: TierUrl) -> Place:
         )
     concurrency = url.integer("concurrency", CONCURRENCY, 1, CONCURRENCY_MAX)
     certificate = _certificate(url)
+    bulk = _S3_BULK if url.scheme == "s3" and url.flag("bulk_delete", True) else 1
     make = {"s3": _s3, "gs": _gs, "az": _az}[url.scheme](url)
     url.done()
 
@@ -87,7 +93,7 @@ def place_of(url: TierUrl) -> Place:
                 "store, in the URL and the environment"
             ) from None
 
-    return Place(client, prefix, concurrency, bulk=url.scheme == "s3")
+    return Place(client, prefix, concurrency, tells_missing=url.scheme != "s3", bulk=bulk)
 
 
 _Make = Callable[["ClientConfig", "RetryConfig"], ObjectStore]
@@ -103,6 +109,7 @@ def _s3(url: TierUrl) -> _Make:
         "unsigned_payload": True,
         "virtual_hosted_style_request": url.flag("virtual_host", False) or None,
         "skip_signature": url.flag("anonymous", False) or None,
+        "disable_bulk_delete": None if url.flag("bulk_delete", True) else True,
     }
     given = {name: value for name, value in given.items() if value is not None}
     profile = url.text("profile", None) or os.environ.get("AWS_PROFILE")
