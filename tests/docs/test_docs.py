@@ -45,16 +45,18 @@ MACHINE_PATH = re.compile(
 COMMANDS_OF_PAGE = {
     "cache": ["cache ls", "cache verify", "cache clear", "cache copy", "cache warm"],
     "configuration": ["config"],
+    "daemon": ["daemon", "daemon status"],
     "demo": ["demo"],
     "plan": ["plan", "dashboard"],
     "serve": ["serve"],
     "simulate": ["simulate", "simulate synth"],
     "sizing": ["size"],
+    "vllm": ["serve", "daemon", "daemon status"],
 }
 # Read by tiercel, but no setting: the page of the configuration lists them.
 OTHER_VARIABLES = {"TIERCEL_CONFIG", "TIERCEL_CACHE_DIR", "TIERCEL_API_KEY"}
 SETTINGS = {f"{'tiers.0' if e.section == 'tiers' else e.section}.{e.name}" for e in entries()}
-OTHER_PROGRAMS_OPTIONS = {"--check"}  # ruff's
+OTHER_PROGRAMS_OPTIONS = {"--check", "--kv-transfer-config", "--kv-events-config"}  # ruff's, vLLM's
 
 
 def of_pages(find: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
