@@ -30,7 +30,7 @@ from tiercel.blocks import BlockKey
 from tiercel.tiers import OK, Tier
 
 # In the order they are measured; each needs what it measures installed.
-KINDS = ("files", "valkey", "mooncake")
+KINDS = ("files", "valkey", "objects", "mooncake")
 MIB = 1 << 20
 ROUND_BYTES = 64 * MIB
 GOAL = 0.85

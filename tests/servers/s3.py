@@ -150,6 +150,11 @@ class S3Server:
     def freeze(self) -> None:
         """Stop it in its tracks: connections stay, nothing answers."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        state = Path(f"/proc/{self._process.pid}/stat")
+        # The signal is sent, not yet obeyed.
+        while state.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.002)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
