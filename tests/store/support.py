@@ -13,7 +13,7 @@ from tiercel.blocks import BlockKey, Chain, Identity, Scope, record_bytes
 from tiercel.config import Config
 from tiercel.memory import Arena, ArenaKind
 from tiercel.service import Daemon, connect
-from tiercel.store import LaneOptions, TieredStore
+from tiercel.store import LaneOptions, SecondSight, Sight, TieredStore
 from tiercel.tiers import FilesTier, Outcome, Stored, Tier, Usage
 
 PAYLOAD = 4096
@@ -30,6 +30,12 @@ def chain(blocks: int, seed: int = 0, of: Scope | None = None) -> Chain:
     return (of or scope()).chain(tokens)
 
 
+def branch(shared: int, own: int, seed: int) -> Chain:
+    """A chain of `shared` blocks that all branches begin with, then `own` blocks of its own."""
+    tokens = [*range(shared * TOKENS), *(10_000 * seed + at for at in range(own * TOKENS))]
+    return scope().chain(tokens)
+
+
 def payload_of_key(key: BlockKey) -> bytes:
     return (key * (PAYLOAD // len(key) + 1))[:PAYLOAD]
 
@@ -37,7 +43,9 @@ def payload_of_key(key: BlockKey) -> bytes:
 class Served:
     """A store behind a daemon in this process: an engine's calls go through a client, the rest is direct."""
 
-    CALLS = frozenset("lookup acquire begin_store pin unpin prefetch clear stats events flush".split())
+    CALLS = frozenset(
+        "lookup acquire begin_store pin unpin prefetch demote drop clear stats events flush".split()
+    )
 
     def __init__(self, inner: TieredStore) -> None:
         self.inner = inner
@@ -74,10 +82,14 @@ HOW = ["embedded"]
 
 
 def make_store(
-    *tiers: tuple[Tier, LaneOptions], slots: int = 16, reserved: int = 4, scanned: bool = True
+    *tiers: tuple[Tier, LaneOptions],
+    slots: int = 16,
+    reserved: int = 4,
+    scanned: bool = True,
+    admission: SecondSight | None = None,
 ) -> TieredStore:
     kind = ArenaKind.SHARED if HOW[0] == "daemon" else ArenaKind.PRIVATE
-    store = TieredStore(Arena(RECORD, slots, reserved=reserved, kind=kind), tiers)
+    store = TieredStore(Arena(RECORD, slots, reserved=reserved, kind=kind), tiers, admission)
     assert not scanned or store.scanned(10)
     return Served(store) if HOW[0] == "daemon" else store  # type: ignore[return-value]
 
@@ -86,8 +98,10 @@ def disk(root: Path, name: str = "disk") -> FilesTier:
     return FilesTier(root, name=name)
 
 
-def put(store: TieredStore, of: Chain, start: int = 0, deadline_s: float = 5.0) -> int:
-    with store.begin_store(of, start, len(of), PAYLOAD, deadline_s) as lease:
+def put(
+    store: TieredStore, of: Chain, start: int = 0, deadline_s: float = 5.0, sight: Sight = Sight.NEW
+) -> int:
+    with store.begin_store(of, start, len(of), PAYLOAD, deadline_s, sight) as lease:
         for block in lease:
             block.payload[:] = payload_of_key(of.keys[block.index])
         return lease.commit()

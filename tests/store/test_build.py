@@ -65,3 +65,13 @@ def test_memory_without_huge_pages_is_touched_ahead(tmp_path: Path, kind: str) -
 
 def resident_pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def test_admission_and_budgets_are_applied(tmp_path: Path) -> None:
+    with open_store(configured(tmp_path), PAYLOAD) as store:
+        assert store.admission is None
+        assert store._traffic[0].lane.options.write_per_day_bytes is None
+    settings = {"store__admission": "second-sight", "tiers__0__write_per_day": "50GB"}
+    with open_store(configured(tmp_path, **settings), PAYLOAD) as store:
+        assert store.admission is not None
+        assert store._traffic[0].lane.options.write_per_day_bytes == 50 * 10**9

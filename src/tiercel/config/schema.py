@@ -93,6 +93,12 @@ class TierConfig:
         "when a block is written: at once, when RAM evicts it, or never",
         choices=("through", "on-evict", "off"),
     )
+    write_per_day_bytes: int | None = setting(
+        Kind.SIZE,
+        None,
+        "most bytes to write there per day, an hour's share at once; for disks that wear",
+        low=MIB,
+    )
     read_workers: int = setting(Kind.INTEGER, 2, "reads at a time", low=1, high=64)
     write_workers: int = setting(Kind.INTEGER, 1, "writes at a time", low=1, high=64)
     deadline_s: float = setting(Kind.DURATION, 5.0, "longest wait for one batch", low=0.001, high=3600)
@@ -113,6 +119,12 @@ class StoreConfig:
     )
     write_queue_blocks: int = setting(
         Kind.INTEGER, 1024, "blocks that may wait to be written; more are dropped", low=1, high=10**6
+    )
+    admission: str = setting(
+        Kind.CHOICE,
+        "at-once",
+        "store a block at once, or when it comes by for the second time",
+        choices=("at-once", "second-sight"),
     )
     load: str = setting(
         Kind.CHOICE,

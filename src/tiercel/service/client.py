@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from tiercel.blocks import HEADER_BYTES, BlockKey, Chain, payload_of
 from tiercel.service import wire
 from tiercel.service.link import Connection, Link, Slab
-from tiercel.store import Event, Events, Hit, LeasedBlock, NewBlock, Prompt, StoreCounters, StoreStats
+from tiercel.store import Event, Events, Hit, LeasedBlock, NewBlock, Prompt, Sight, StoreCounters, StoreStats
 from tiercel.store.workers import Workers
 
 Kind = TypeVar("Kind", bound=wire.Answer)
@@ -77,10 +77,17 @@ class RemoteStore:
         return RemoteReading(self._link, chain, deadline_s, start, backward=backward)
 
     def begin_store(
-        self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
+        self,
+        chain: Chain,
+        start: int,
+        stop: int,
+        payload_bytes: int,
+        deadline_s: float = 1.0,
+        sight: Sight = Sight.NEW,
     ) -> RemoteWriting:
         """See `TieredStore.begin_store`."""
-        return RemoteWriting(self._link, chain, start, min(stop, len(chain)), payload_bytes, deadline_s)
+        stop = min(stop, len(chain))
+        return RemoteWriting(self._link, chain, start, stop, payload_bytes, deadline_s, sight)
 
     def pin(self, chain: Chain, ttl_s: float) -> int:
         """See `TieredStore.pin`."""
@@ -104,6 +111,14 @@ class RemoteStore:
             answer.cancel()
             answer.set_running_or_notify_cancel()
         return answer
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        """See `TieredStore.demote`."""
+        return self._number(wire.Demote(wire.named(chain), deadline_s), deadline_s)
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        """See `TieredStore.drop`."""
+        return self._number(wire.Drop(wire.named(chain), deadline_s), deadline_s)
 
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int:
         """See `TieredStore.clear`."""
@@ -252,12 +267,19 @@ class RemoteWriting(_Lease):
     """Room for new blocks on lease from a daemon; see `WriteLease`."""
 
     def __init__(
-        self, link: Link, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float
+        self,
+        link: Link,
+        chain: Chain,
+        start: int,
+        stop: int,
+        payload_bytes: int,
+        deadline_s: float,
+        sight: Sight = Sight.NEW,
     ) -> None:
         super().__init__(link, deadline_s)
         self._payload_bytes = payload_bytes
         self._opening: Callable[[int], wire.Question] | None = lambda limit: wire.BeginStore(
-            wire.named(chain), start, stop, payload_bytes, deadline_s, limit
+            wire.named(chain), start, stop, payload_bytes, deadline_s, limit, sight
         )
 
     def __iter__(self) -> Iterator[NewBlock]:

@@ -110,7 +110,12 @@ class Session:
         if not 0 < ask.payload_bytes <= store.arena.slot_bytes - HEADER_BYTES or ask.start < 0:
             raise wire.WireError("a block without bytes, larger than a slot, or before the first")
         self._writing = store.begin_store(
-            wire.chain_of(ask.chain), ask.start, ask.stop, ask.payload_bytes, _bounded(ask.deadline_s)
+            wire.chain_of(ask.chain),
+            ask.start,
+            ask.stop,
+            ask.payload_bytes,
+            _bounded(ask.deadline_s),
+            ask.sight,
         )
         return self._take(ask.limit)
 
@@ -164,6 +169,12 @@ class Session:
             return wire.Number(future.result(deadline_s + 1.0))
         except TimeoutError:
             return wire.Number(0)
+
+    def _on_demote(self, store: TieredStore, ask: wire.Demote) -> wire.Answer:
+        return wire.Number(store.demote(wire.chain_of(ask.chain), _bounded(ask.deadline_s)))
+
+    def _on_drop(self, store: TieredStore, ask: wire.Drop) -> wire.Answer:
+        return wire.Number(store.drop(wire.chain_of(ask.chain), _bounded(ask.deadline_s)))
 
     def _on_clear(self, store: TieredStore, ask: wire.Clear) -> wire.Answer:
         return wire.Number(store.clear(ask.tag, _bounded(ask.deadline_s)))

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from tiercel.blocks import KEY_BYTES, BlockKey, Chain
-from tiercel.store import Choice, Prompt, StoreStats
+from tiercel.store import Choice, Prompt, Sight, StoreStats
 
 VERSION = 1
 # A key is 32 bytes: room for a prompt of 250,000 blocks.
@@ -75,6 +75,7 @@ class BeginStore(msgspec.Struct, frozen=True, tag="begin"):
     payload_bytes: int
     deadline_s: float
     limit: int
+    sight: Sight = Sight.NEW
 
 
 class Take(msgspec.Struct, frozen=True, tag="take"):
@@ -97,6 +98,16 @@ class Pin(msgspec.Struct, frozen=True, tag="pin"):
 
 
 class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
+    chain: Named
+    deadline_s: float
+
+
+class Demote(msgspec.Struct, frozen=True, tag="demote"):
+    chain: Named
+    deadline_s: float
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
     chain: Named
     deadline_s: float
 
@@ -171,8 +182,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 Question = (
-    Hello | Lookup | Acquire | Next | BeginStore | Take | Commit | Release | Pin | Prefetch | Clear
-    | EventsSince | Flush | AskStats
+    Hello | Lookup | Acquire | Next | BeginStore | Take | Commit | Release | Pin | Prefetch | Demote
+    | Drop | Clear | EventsSince | Flush | AskStats
 )  # fmt: skip
 Answer = Welcome | Found | Blocks | Number | Happened | Figures | Refused
 Message = TypeVar("Message")

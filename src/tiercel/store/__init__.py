@@ -6,7 +6,7 @@ from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats, TierCount
 from tiercel.store.journal import Event, Events
 from tiercel.store.leases import LeasedBlock, NewBlock, ReadLease, WriteLease
 from tiercel.store.options import LaneOptions, WriteMode
-from tiercel.store.policy import Choice, PrefillCost, PrefillEstimator, Prompt
+from tiercel.store.policy import Choice, PrefillCost, PrefillEstimator, Prompt, SecondSight, Sight
 from tiercel.store.store import TieredStore
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "Prompt",
     "ReadLease",
     "Reading",
+    "SecondSight",
+    "Sight",
     "Store",
     "StoreCounters",
     "StoreStats",

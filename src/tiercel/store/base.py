@@ -11,7 +11,7 @@ from tiercel.blocks import Chain
 from tiercel.store.figures import Hit, StoreStats
 from tiercel.store.journal import Events
 from tiercel.store.leases import LeasedBlock, NewBlock
-from tiercel.store.policy import Prompt
+from tiercel.store.policy import Prompt, Sight
 
 
 class Reading(Protocol):
@@ -62,7 +62,13 @@ class Store(Protocol):
     ) -> Reading: ...
 
     def begin_store(
-        self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
+        self,
+        chain: Chain,
+        start: int,
+        stop: int,
+        payload_bytes: int,
+        deadline_s: float = 1.0,
+        sight: Sight = Sight.NEW,
     ) -> Writing: ...
 
     def pin(self, chain: Chain, ttl_s: float) -> int: ...
@@ -70,6 +76,10 @@ class Store(Protocol):
     def unpin(self, chain: Chain) -> None: ...
 
     def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
 
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int: ...
 

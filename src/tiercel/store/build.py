@@ -10,6 +10,7 @@ from tiercel.config.schema import MIB, TierConfig
 from tiercel.errors import MemoryLimitError, TierError
 from tiercel.memory import Arena, ArenaKind
 from tiercel.store.options import LaneOptions, WriteMode
+from tiercel.store.policy import SecondSight
 from tiercel.store.store import TieredStore
 from tiercel.tiers import Tier
 from tiercel.tiers.registry import open_tier, tier_names
@@ -40,7 +41,8 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
         raise
     if not arena.huge_pages:
         threading.Thread(target=arena.prefault, name="tiercel-prefault", daemon=True).start()
-    return TieredStore(arena, tiers)
+    seen = SecondSight() if config.store.admission == "second-sight" else None
+    return TieredStore(arena, tiers, seen)
 
 
 def _open_tiers(config: Config, slot_bytes: int) -> list[tuple[Tier, LaneOptions]]:
@@ -65,4 +67,5 @@ def _options(tier: TierConfig, config: Config) -> LaneOptions:
         deadline_s=tier.deadline_s,
         read_queue=config.store.read_queue_blocks,
         write_queue=config.store.write_queue_blocks,
+        write_per_day_bytes=tier.write_per_day_bytes,
     )

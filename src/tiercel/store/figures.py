@@ -46,6 +46,7 @@ class TierCounters:
     failed: int = 0
     full: int = 0
     writes_dropped: int = 0
+    over_budget: int = 0
     reads_refused: int = 0
     breaker_opened: int = 0
 
@@ -60,12 +61,15 @@ class StoreCounters:
     stored: int = 0
     stores_skipped: int = 0
     stores_aborted: int = 0
+    not_admitted: int = 0
     loaded: dict[str, int] = field(default_factory=dict)
     loads_failed: int = 0
     loads_timed_out: int = 0
     priced_out: int = 0
     probes: int = 0
     cleared: int = 0
+    demoted: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

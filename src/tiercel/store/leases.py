@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tiercel.blocks import Chain, payload_of, seal
+from tiercel.blocks import BlockKey, Chain, payload_of, seal
+from tiercel.store.policy import Sight
 from tiercel.store.ram import Entry, State
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class ReadLease:
         with store.lock:
             self._base = store.ram.touch(chain.keys)
             self._fence = self._base - len(chain) - 1
+            store.family.note(chain.keys)
             self._wanted = [_Wanted(source) for source in store.walk_locked(self._keys)]
             store.leases.add(self)
             found = len(chain) if backward else start + len(self._wanted)
@@ -227,7 +229,14 @@ class WriteLease:
     """
 
     def __init__(
-        self, store: TieredStore, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float
+        self,
+        store: TieredStore,
+        chain: Chain,
+        start: int,
+        stop: int,
+        payload_bytes: int,
+        deadline_s: float,
+        sight: Sight = Sight.NEW,
     ) -> None:
         self._store = store
         self._chain = chain
@@ -244,7 +253,9 @@ class WriteLease:
             self._fence = self._base - len(chain) - 1
             # Room for the new blocks must not be made by evicting their own parents.
             store.touch_tiers_locked(chain.keys)
+            store.family.note(chain.keys[max(0, start - 1) : stop])
             store.leases.add(self)
+            self._admit_locked(sight)
 
     def __enter__(self) -> Self:
         return self
@@ -282,6 +293,11 @@ class WriteLease:
         """A scope was cleared: if it is this lease's, it stores nothing more."""
         self._cleared |= tag is None or self._chain.root.startswith(tag)
 
+    def drop_locked(self, doomed: frozenset[BlockKey]) -> None:
+        """These blocks were dropped: if any was still to be stored here, nothing more is."""
+        self._cleared |= not doomed.isdisjoint(self._chain.keys[self._next : self._stop])
+        self._cleared |= any(entry.key in doomed for _, entry, _ in self._out)
+
     def commit(self) -> int:
         """Publish the blocks handed out last and end the lease. Returns how many blocks it published."""
         self._publish()
@@ -299,6 +315,21 @@ class WriteLease:
                     self._store.ram.release(entry)
                 self._store.lock.notify_all()
         self._close()
+
+    def _admit_locked(self, sight: Sight) -> None:
+        """End before the first block that is not to be stored yet; remembers all of them as seen."""
+        store, admission, keys = self._store, self._store.admission, self._chain.keys
+        if admission is None:
+            return
+        # A block is of no use without its parent.
+        orphan = sight is not Sight.SURE and self._next > 0 and not store.there_locked(keys[self._next - 1])
+        end = self._next if orphan else self._stop
+        for index in range(self._next, self._stop):
+            there = store.there_locked(keys[index])
+            if not admission.admits(keys[index], Sight.SURE if there else sight) and index < end:
+                end = index
+            store.counters.not_admitted += index >= end and not there
+        self._stop = end
 
     def _room(self, index: int, *, wait: bool) -> tuple[Entry, memoryview] | None:
         """A WRITING entry and its slot for block `index`; None if it is there already or none came free."""

@@ -21,6 +21,7 @@ from tiercel.blocks import BlockKey, Header, record_bytes
 from tiercel.store.figures import StoreCounters
 from tiercel.store.lane import Lane
 from tiercel.store.options import WriteMode
+from tiercel.store.policy import WriteBudget
 from tiercel.store.ram import Entry, Ram, State
 from tiercel.store.workers import Workers
 
@@ -58,6 +59,8 @@ class Traffic:
         # Each block with its chain up to it, as far as known.
         self._down: deque[tuple[Entry, Sequence[BlockKey]]] = deque()
         self._write_tasks = 0
+        day_bytes = options.write_per_day_bytes
+        self._budget = None if day_bytes is None else WriteBudget(day_bytes, time.monotonic())
 
     # Up.
 
@@ -92,6 +95,7 @@ class Traffic:
     def _drop_locked(self, items: Collection[tuple[Entry, Sequence[BlockKey]]]) -> None:
         """Let go of blocks that waited to be written."""
         for entry, _ in items:
+            self._refund_locked(entry)
             self._ram.release(entry)
         self.lane.pending_writes -= len(items)
         self.lane.counters.writes_dropped += len(items)
@@ -156,7 +160,7 @@ class Traffic:
         `chain` is the chain that ends with the entry, so that the tier dates parents younger than children.
         """
         if self._takes_locked(entry):
-            return self._queue_locked(entry, chain)
+            return self._affords_locked(entry, chain) and self._queue_locked(entry, chain)
         self.lane.counters.writes_dropped += 1
         return False
 
@@ -166,6 +170,8 @@ class Traffic:
         While the queue is full but moving that is so too: better no new block than a hole on disk.
         """
         if entry.offered & self._bit or self.lane.has(entry.key) or not self._takes_locked(entry):
+            return False
+        if not self._affords_locked(entry, ()):
             return False
         self._queue_locked(entry, ())
         return True
@@ -206,6 +212,24 @@ class Traffic:
         self.give_up_locked(now_s)
         return self.lane.takes(now_s) and not self.lane.index.barred(entry.key)
 
+    def _affords_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> bool:
+        """Whether the day's budget has room for a block; counts it once if not."""
+        if self._budget is None:
+            return True
+        if self._budget.affords(record_bytes(entry.payload_bytes), time.monotonic()):
+            parent = self._ram.get(chain[-2]) if len(chain) > 1 else None
+            # Without its parent, which was turned away, it would be of no use there.
+            if parent is None or not parent.turned_away & self._bit or self.lane.has(parent.key):
+                return True
+        if not entry.turned_away & self._bit:
+            entry.turned_away |= self._bit
+            self.lane.counters.over_budget += 1
+        return False
+
+    def _refund_locked(self, entry: Entry) -> None:
+        if self._budget is not None:
+            self._budget.give_back(record_bytes(entry.payload_bytes))
+
     def _queue_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> bool:
         if self.lane.pending_writes >= self._waiting_max:
             return False
@@ -214,7 +238,10 @@ class Traffic:
             if not self._writers.submit(self._write_some):
                 return False
             self._write_tasks += 1
+        if self._budget is not None:
+            self._budget.spend(record_bytes(entry.payload_bytes))
         entry.offered |= self._bit
+        entry.turned_away &= ~self._bit
         entry.holds += 1
         self._down.append((entry, chain))
         self.lane.pending_writes += 1
@@ -230,6 +257,9 @@ class Traffic:
                 self._lock.wait(until_s - time.monotonic())
             batch = [self._down.popleft() for _ in range(min(len(self._down), self._batch_blocks))]
             live = [(entry, chain) for entry, chain in batch if entry.state is State.READY]
+            for entry, _ in batch:
+                if entry.state is not State.READY:
+                    self._refund_locked(entry)
             records = [
                 self._ram.arena.view(entry.slot)[: record_bytes(entry.payload_bytes)] for entry, _ in live
             ]
@@ -258,6 +288,22 @@ class Traffic:
                 done.set()
 
         threading.Thread(target=run, name=f"tiercel-{self.lane.name}-purge", daemon=True).start()
+        return done
+
+    def forget(self, keys: Sequence[BlockKey]) -> threading.Event:
+        """Delete some records, known or not, on a thread of its own until it works. Set when it did."""
+        done = threading.Event()
+
+        def attempt() -> bool:
+            with self._lock:
+                records = dict.fromkeys(keys, 0) | self.lane.index.expel(keys)
+            return self.lane.delete(records)
+
+        def run() -> None:
+            if self._retry(attempt):
+                done.set()
+
+        threading.Thread(target=run, name=f"tiercel-{self.lane.name}-forget", daemon=True).start()
         return done
 
     def scan(self) -> None:

@@ -16,7 +16,10 @@ class WriteMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneOptions:
-    """How a tier is used. `cap_bytes` None: no cap of ours. A call of more than `deadline_s` is a stall."""
+    """How a tier is used. `cap_bytes` None: no cap of ours. A call of more than `deadline_s` is a stall.
+
+    `write_per_day_bytes` None: no budget for writing.
+    """
 
     cap_bytes: int | None = None
     write: WriteMode = WriteMode.THROUGH
@@ -25,3 +28,4 @@ class LaneOptions:
     deadline_s: float = 5.0
     read_queue: int = 1024
     write_queue: int = 1024
+    write_per_day_bytes: int | None = None

@@ -31,7 +31,7 @@ class State(Enum):
 class Entry:
     """One block in one slot. `holds` counts leases and transfers; the slot is free only after the last."""
 
-    __slots__ = ("holds", "key", "offered", "payload_bytes", "slot", "staged", "state", "tick")
+    __slots__ = ("holds", "key", "offered", "payload_bytes", "slot", "staged", "state", "tick", "turned_away")
 
     def __init__(self, key: BlockKey, slot: int, state: State, tick: int, staged: bool) -> None:
         self.key = key
@@ -42,6 +42,8 @@ class Entry:
         self.holds = 1
         # Which tiers (a bit each) were asked to take it; asking twice would keep an unwanted block for ever.
         self.offered = 0
+        # Which tiers had no budget for it; each counts it once.
+        self.turned_away = 0
         self.payload_bytes = 0
 
 

@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from tiercel.blocks import BlockKey, Chain
 from tiercel.blocks.record import HEADER_BYTES
 from tiercel.memory import Arena
+from tiercel.store import steering
+from tiercel.store.family import Family
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats
 from tiercel.store.journal import Events, Journal
@@ -21,7 +23,7 @@ from tiercel.store.lane import Lane
 from tiercel.store.leases import ReadLease, WriteLease
 from tiercel.store.movement import Traffic
 from tiercel.store.options import LaneOptions, WriteMode
-from tiercel.store.policy import Choice, Prompt, choose
+from tiercel.store.policy import Choice, Prompt, SecondSight, Sight, choose
 from tiercel.store.ram import Entry, Ram, State
 from tiercel.store.workers import Workers
 from tiercel.tiers import Tier
@@ -40,10 +42,16 @@ _TIER_CLOSE_S = 0.5
 class TieredStore:
     """An arena over tiers, fastest first. Thread-safe. Takes ownership of the arena and the tiers.
 
-    `self.lock` protects everything in here and below, the arena's slot list included.
+    `admission` None stores everything at once. `self.lock` protects everything in here and below, the arena's
+    slot list included.
     """
 
-    def __init__(self, arena: Arena, tiers: Sequence[tuple[Tier, LaneOptions]] = ()) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        tiers: Sequence[tuple[Tier, LaneOptions]] = (),
+        admission: SecondSight | None = None,
+    ) -> None:
         self.arena = arena
         self.lock = threading.Condition(threading.Lock())
         self.counters = StoreCounters()
@@ -52,6 +60,8 @@ class TieredStore:
         self.wanted: dict[BlockKey, int] = {}
         self._journal = Journal()
         self.ram = Ram(arena, self._spare_locked, self._journal)
+        self.admission = admission
+        self.family = Family()
         self._pins: dict[BlockKey, float] = {}
         self._tried_s: dict[str, float] = {}
         self._faults = FaultLog()
@@ -110,14 +120,21 @@ class TieredStore:
         return ReadLease(self, chain, deadline_s, start, backward=backward)
 
     def begin_store(
-        self, chain: Chain, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
+        self,
+        chain: Chain,
+        start: int,
+        stop: int,
+        payload_bytes: int,
+        deadline_s: float = 1.0,
+        sight: Sight = Sight.NEW,
     ) -> WriteLease:
         """Lease room for blocks `start..stop-1` of `chain`, each `payload_bytes` long.
 
-        `deadline_s` bounds the whole wait for slots; 0 takes only what is free at once.
+        `deadline_s` bounds the whole wait for slots; 0 takes only what is free at once. With an admission
+        policy, `sight` says what it may make of the request.
         """
         assert HEADER_BYTES + payload_bytes <= self.arena.slot_bytes, "block larger than a slot"
-        return WriteLease(self, chain, start, min(stop, len(chain)), payload_bytes, deadline_s)
+        return WriteLease(self, chain, start, min(stop, len(chain)), payload_bytes, deadline_s, sight)
 
     # Steering.
 
@@ -141,8 +158,7 @@ class TieredStore:
     def unpin(self, chain: Chain) -> None:
         """End the pins of a prefix now."""
         with self.lock:
-            for key in chain.keys:
-                self._pins.pop(key, None)
+            self.unpin_locked(chain.keys)
 
     def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]:
         """Bring a prefix up to RAM in the background. The future tells how many blocks are there then.
@@ -169,6 +185,14 @@ class TieredStore:
             answer.cancel()
             answer.set_running_or_notify_cancel()
         return answer
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        """Write a prompt down where tiers lack it, then free its RAM: see `steering.demote`."""
+        return steering.demote(self, chain, deadline_s)
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        """Forget a prompt, but for what others share with it: see `steering.drop`."""
+        return steering.drop(self, chain, deadline_s)
 
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int:
         """Drop every block of a scope (its 8-byte tag), or of all, from RAM and tiers. Returns how many.
@@ -299,6 +323,18 @@ class TieredStore:
                 break
         return sources
 
+    def there_locked(self, key: BlockKey) -> bool:
+        """Whether a block is in RAM, on its way into it or in a tier."""
+        return self.ram.get(key) is not None or self.in_tier_locked(key)
+
+    def in_tier_locked(self, key: BlockKey) -> bool:
+        """Whether any tier has a block."""
+        return any(traffic.lane.has(key) for traffic in self._traffic)
+
+    def forget_in_tiers(self, keys: Sequence[BlockKey]) -> list[threading.Event]:
+        """Delete records everywhere, in the background. Each is set when its tier is done."""
+        return [traffic.forget(keys) for traffic in self._traffic]
+
     def lane_of_locked(self, key: BlockKey) -> Traffic | None:
         """The fastest tier that has a block and may be asked now."""
         now_s = time.monotonic()
@@ -414,13 +450,14 @@ class TieredStore:
 
     def _spare_locked(self, entry: Entry) -> bool:
         """Whether RAM must keep an entry: it is pinned, or a tier is to have it before it goes."""
-        return self._pinned_locked(entry.key) or self._spill_one_locked(entry)
+        return self.pinned_locked(entry.key) or self.spill_one_locked(entry)
 
     def _spill_locked(self, blocks: int) -> int:
         """Write the coldest blocks to the tiers that lack them. Returns how many are not there yet."""
-        return sum(self._spill_one_locked(entry) for entry in self.ram.coldest(blocks))
+        return sum(self.spill_one_locked(entry) for entry in self.ram.coldest(blocks))
 
-    def _spill_one_locked(self, entry: Entry) -> bool:
+    def spill_one_locked(self, entry: Entry) -> bool:
+        """See to it that every tier that should have a block gets it. True: it must stay until they do."""
         return any([traffic.spill_locked(entry) for traffic in self._traffic])  # noqa: C419 (each is asked)
 
     def _owed_locked(self) -> bool:
@@ -430,7 +467,13 @@ class TieredStore:
     def _refused_locked(self) -> int:
         return sum(traffic.lane.counters.writes_dropped for traffic in self._traffic)
 
-    def _pinned_locked(self, key: BlockKey) -> bool:
+    def unpin_locked(self, keys: Sequence[BlockKey]) -> None:
+        """End the pins of some blocks."""
+        for key in keys:
+            self._pins.pop(key, None)
+
+    def pinned_locked(self, key: BlockKey) -> bool:
+        """Whether a block is kept from eviction."""
         until_s = self._pins.get(key)
         return until_s is not None and time.monotonic() < until_s
 
@@ -439,7 +482,7 @@ class TieredStore:
         loading = self.ram.get(key)
         return (
             key in self.wanted
-            or self._pinned_locked(key)
+            or self.pinned_locked(key)
             or (loading is not None and loading.state is State.LOADING)
         )
 

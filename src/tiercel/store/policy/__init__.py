@@ -1,7 +1,19 @@
-"""What the store decides by: what computing costs, what loading costs, and which of the two is faster."""
+"""What the store decides by: what computing and loading cost, which is faster, and what is worth keeping."""
 
+from tiercel.store.policy.admission import SecondSight, Sight
 from tiercel.store.policy.choose import Choice, Prompt, choose
+from tiercel.store.policy.endurance import WriteBudget
 from tiercel.store.policy.prefill import PrefillCost, PrefillEstimator
 from tiercel.store.policy.speed import TierSpeed
 
-__all__ = ["Choice", "PrefillCost", "PrefillEstimator", "Prompt", "TierSpeed", "choose"]
+__all__ = [
+    "Choice",
+    "PrefillCost",
+    "PrefillEstimator",
+    "Prompt",
+    "SecondSight",
+    "Sight",
+    "TierSpeed",
+    "WriteBudget",
+    "choose",
+]

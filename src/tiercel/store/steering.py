@@ -1,0 +1,85 @@
+"""Putting one prompt away, and forgetting one: what people and agents ask for by name.
+
+Both act on a prompt's own blocks: from where no other prompt that is cached branches off any more, to the end
+of the answer that followed it. Neither raises for a fault of a tier. Called by the store without its lock;
+waits end at their deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tiercel.blocks import BlockKey, Chain
+from tiercel.store.leases import WriteLease
+from tiercel.store.ram import Entry, State
+
+if TYPE_CHECKING:
+    from tiercel.store.store import TieredStore
+
+_WAKE_S = 0.1
+
+
+def demote(store: TieredStore, chain: Chain, deadline_s: float) -> int:
+    """Write down what tiers lack of a prompt's own blocks, then free its RAM. Returns how many left RAM.
+
+    A block that no tier took stays in RAM: it is the only copy. So do pinned blocks and those in use.
+    """
+    until_s = time.monotonic() + deadline_s
+    freed = 0
+    with store.lock:
+        left = store.family.own(chain.keys, lambda key: store.ram.get(key) is not None)
+        left.reverse()
+        while not store.closing:
+            store.give_up_locked()
+            waiting: list[BlockKey] = []
+            for key in left:
+                entry = store.ram.get(key)
+                if entry is None or entry.staged or entry.state is State.LOADING:
+                    continue
+                if _busy_locked(store, entry):
+                    waiting.append(key)
+                elif not store.pinned_locked(key) and store.in_tier_locked(key):
+                    store.ram.remove(entry)
+                    freed += 1
+            left_s = until_s - time.monotonic()
+            if not waiting or left_s <= 0:
+                break
+            left = waiting
+            store.lock.wait(min(left_s, _WAKE_S))
+        store.counters.demoted += freed
+        store.lock.notify_all()
+    return freed
+
+
+def _busy_locked(store: TieredStore, entry: Entry) -> bool:
+    """Whether a block is being filled, written down or read, and may be free later."""
+    if entry.state is State.WRITING:
+        return True
+    return store.spill_one_locked(entry) or entry.holds > 0
+
+
+def drop(store: TieredStore, chain: Chain, deadline_s: float) -> int:
+    """Forget a prompt's own blocks everywhere. Returns how many there were.
+
+    Whatever is being loaded, written or handed out of them now is not found after this either. A tier that
+    does not finish deleting within the deadline goes on in the background.
+    """
+    until_s = time.monotonic() + deadline_s
+    with store.lock:
+        doomed = store.family.own(chain.keys, store.there_locked)
+        gone = [key for key in doomed if store.there_locked(key)]
+        for lease in store.leases:
+            if isinstance(lease, WriteLease):
+                lease.drop_locked(frozenset(doomed))
+        store.unpin_locked(doomed)
+        for key in reversed(doomed):
+            entry = store.ram.get(key)
+            if entry is not None:
+                store.ram.remove(entry)
+        store.counters.dropped += len(gone)
+        store.lock.notify_all()
+    if doomed:
+        for done in store.forget_in_tiers(doomed):
+            done.wait(max(0.0, until_s - time.monotonic()))
+    return len(gone)
