@@ -13,6 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engines.vllm.toy import Toy, toy_cache, toy_config, toy_store, toy_views
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -20,20 +24,24 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     SlidingWindowSpec,
 )
+from vllm.v1.request import Request
 
 from tiercel.blocks import Identity, Scope
+from tiercel.engines.vllm import TiercelConnector
 from tiercel.engines.vllm.adapters import Adapters, adapter_digest
 from tiercel.engines.vllm.jobs import Done, Shard, writable_from
 from tiercel.engines.vllm.layout import register
 from tiercel.engines.vllm.mover import CpuMover, address_of, mover_for
 from tiercel.engines.vllm.naming import Names, identity_of, units_per_block
+from tiercel.engines.vllm.opening import open_scheduler
 from tiercel.engines.vllm.options import read_options
 from tiercel.engines.vllm.scales import scales_digest
 from tiercel.engines.vllm.stats import COUNTERS, Tally, TiercelStats
 from tiercel.engines.vllm.support import check_cache, check_engine, check_version
-from tiercel.errors import ConfigError, EngineError, ModelError
+from tiercel.errors import ConfigError, DaemonError, EngineError, ModelError
 
 IDENTITY = Identity("m", "1", "bf16", b"g", "vllm-1", 16)
+SHARD = Shard(0, 1, True, b"layout", 4096, "cpu+backend")
 SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 4, "dtype": torch.float32}
 
 
@@ -333,6 +341,7 @@ def test_any_other_version_is_one_line(version: str) -> None:
         ("parallel_config", "prefill_context_parallel_size", 2),
         ("cache_config", "prefix_caching_hash_algo", "xxhash"),
         ("cache_config", "calculate_kv_scales", True),
+        ("kv_transfer_config", "kv_role", "kv_producer"),
     ],
 )
 def test_flags_that_cannot_be_honoured_are_one_line(
@@ -375,6 +384,58 @@ def test_a_daemon_with_smaller_slots_is_one_line(tmp_path: Path) -> None:
 def test_the_policy_that_fails_requests_is_replaced(tmp_path: Path) -> None:
     with Toy(tmp_path, toy_store()).start() as engine:
         assert engine.scheduler.recompute_kv_load_failures
+
+
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+def test_what_cannot_work_is_told_at_the_start_by_every_process(
+    tmp_path: Path, role: KVConnectorRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = Toy(tmp_path, None)
+    TiercelConnector(toy_config(toy), role, toy_cache(toy))
+    toy.extra = {"ram.sise": "4GiB"}
+    with pytest.raises(ConfigError, match=r"did you mean 'ram\.size'"):
+        TiercelConnector(toy_config(toy), role, toy_cache(toy))
+    toy.extra = {}
+    mamba = MambaSpec(block_size=16, shapes=((2, 3),), dtypes=(torch.float32,))
+    with pytest.raises(EngineError, match="MambaSpec"):
+        TiercelConnector(toy_config(toy), role, cache_of(mamba))
+    monkeypatch.setattr("vllm.__version__", "0.99.0")
+    with pytest.raises(EngineError, match=r"vLLM 0\.99\.0 is not supported"):
+        TiercelConnector(toy_config(toy), role, toy_cache(toy))
+
+
+def test_no_daemon_where_one_is_named_is_told_at_the_start(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, None)
+    options = read_options({"daemon.socket": str(tmp_path / "missing.sock")})
+    with pytest.raises(DaemonError, match=r"missing\.sock"):
+        open_scheduler(toy_config(toy), toy_cache(toy), [SHARD], options, "x", Tally())
+
+
+# Media.
+
+
+def test_media_are_part_of_a_block_s_name() -> None:
+    """D03: keys differ from the first block that touches another picture, and are shared before it."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    init_none_hash(sha256)
+
+    def keys(*pictures: tuple[str, int]) -> tuple[bytes, ...]:
+        features = [
+            MultiModalFeatureSpec(None, "image", picture, PlaceholderRange(offset=first, length=10))
+            for picture, first in pictures
+        ]
+        request = Request(
+            "r", [7] * 96, SamplingParams(max_tokens=1), None, mm_features=features,
+            block_hasher=get_request_block_hasher(16, sha256),
+        )  # fmt: skip
+        return Names(IDENTITY).chain("r", b"".join(request.block_hashes), None).keys
+
+    one, other = keys(("cat", 35)), keys(("dog", 35))
+    assert one[:2] == other[:2]
+    assert not set(one[2:]) & set(other[2:])
+    # A second picture later leaves the prefix through the first as it was.
+    assert keys(("cat", 35), ("dog", 70))[:4] == one[:4]
 
 
 # Figures.

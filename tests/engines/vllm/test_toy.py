@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.vllm.toy import BLOCK, Toy, ToyEngine, prompt, toy_store
-from tests.store.support import disk, drop_ram
+from tests.store.support import FaultyTier, disk, drop_ram
 from vllm.lora.request import LoRARequest
 
 from tiercel.store import LaneOptions, TieredStore
@@ -295,3 +295,35 @@ def test_figures_add_up(tmp_path: Path) -> None:
         assert stats["loaded_bytes"] == stats["saved_bytes"] == 10 * 2 * 1024
         assert (stats["loads"], stats["loads_failed"], stats["saved_blocks"]) == (1, 0, 10)
         assert stats["scheduler_calls"] > 0
+
+
+def test_the_last_block_of_a_hit_is_left_to_a_drafter(tmp_path: Path) -> None:
+    """D44: a drafter's entry for a token depends on the next one, so a hit ends one block earlier."""
+    with Toy(tmp_path, toy_store()).start() as engine:
+        engine.connector._scheduler.side._drops_last = True
+        tokens = prompt(165)
+        engine.run("cold", tokens)
+        engine.forget()
+        assert engine.cached(engine.run("same", tokens)) == 144
+        engine.forget()
+        assert engine.cached(engine.run("longer", tokens + prompt(20, 3))) == 144
+        engine.settled()
+
+
+def test_fifty_requests_for_one_prefix_cost_one_load(tmp_path: Path) -> None:
+    """D21: each block is read from its tier once, however many wait for it."""
+    (tmp_path / "disk").mkdir()
+    tier = FaultyTier(disk(tmp_path / "disk"))
+    store = toy_store((tier, LaneOptions(cap_bytes=1 << 30)), slots=600)
+    with Toy(tmp_path, store, blocks=1025, options={"max_num_seqs": 64}).start() as engine:
+        engine.run("cold", prompt(161))
+        engine.forget()
+        assert store.flush(10)
+        drop_ram(store)
+        for number in range(50):
+            engine.add(f"r{number}", [*prompt(161), number], 2)
+        engine.drain()
+        for number in range(50):
+            engine.check(f"r{number}")
+        assert len(tier.reads) == len(set(tier.reads)) == 10
+        engine.settled()

@@ -264,9 +264,10 @@ class SchedulerSide:
 
     def _extend(self, tracked: _Tracked) -> None:
         """Take over vLLM's hashes of blocks that have become full."""
-        step, hashes = self.grid.block_tokens // self.grid.hash_tokens, tracked.request.block_hashes
-        for at in range(len(tracked.hashes) // HASH_BYTES, len(hashes) // step):
-            tracked.hashes += hashes[(at + 1) * step - 1]
+        step = self.grid.block_tokens // self.grid.hash_tokens
+        known = len(tracked.hashes) // HASH_BYTES
+        if len(tracked.request.block_hashes) // step > known:
+            tracked.hashes += b"".join(tracked.request.block_hashes[(known + 1) * step - 1 :: step])
 
     def _ask(self, tracked: _Tracked) -> None:
         request = tracked.request

@@ -25,6 +25,9 @@ def check_version(found: str) -> None:
 def check_engine(config: VllmConfig) -> None:
     """Raises EngineError for a flag that Tiercel cannot honour."""
     parallel, cache = config.parallel_config, config.cache_config
+    role = None if config.kv_transfer_config is None else config.kv_transfer_config.kv_role
+    if role != "kv_both":
+        raise EngineError(f"kv_role is {role}; accepted is kv_both with TiercelConnector")
     for flag in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (ranks := getattr(parallel, flag, 1)) > 1:
             raise EngineError(f"{flag} is {ranks}; accepted is 1 with TiercelConnector")
