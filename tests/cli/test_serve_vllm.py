@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -231,6 +232,21 @@ def test_vllm_that_never_answers_is_given_up(folder: Path) -> None:
     assert "vLLM was not ready within 2 s; raise --ready-deadline" in serving.log.read_text()
 
 
+def test_a_service_manager_hears_of_this_process_alone(folder: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        with Serving(folder, env={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as serving:
+            serving.until("serving ")
+            assert manager.recv(100) == b"READY=1"
+            serving.process.terminate()
+            assert serving.wait() == 0
+            assert manager.recv(100) == b"STOPPING=1"
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)
+
+
 def test_a_signal_while_it_starts(folder: Path) -> None:
     with Serving(folder, "--", "--never") as serving:
         serving.until("engine ")
@@ -371,8 +387,6 @@ def test_settings_of_the_other_engine_are_told(folder: Path, capsys: pytest.Capt
 
 
 def test_a_port_that_is_taken(folder: Path) -> None:
-    import socket
-
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
     with socket.create_server(("127.0.0.1", 0)) as taken:

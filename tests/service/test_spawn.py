@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -238,3 +239,16 @@ def test_it_starts_with_the_settings_of_its_engine_and_no_others() -> None:
     )  # fmt: skip
     first: Any = done.stdout.split()[0]
     assert int(first) == (2 << 20) // (2 * PAYLOAD)
+
+
+def test_a_manager_that_waits_for_the_engine_does_not_hear_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(0.5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with private():
+            pass
+        with pytest.raises(TimeoutError):
+            manager.recv(100)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
+from tiercel.cli.notify import notify
 from tiercel.cli.options import config_options, load_config
 from tiercel.config import Config, default_socket, human_bytes, parse_seconds
-
-_NOTIFY_VARIABLE = "NOTIFY_SOCKET"
 
 
 @click.group("daemon", invoke_without_command=True)
@@ -100,24 +97,11 @@ def _serve(config: Config, socket_path: Path, idle_exit_s: float | None) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.stop())
     click.echo(f"serving on {socket_path}  (SIGTERM or Ctrl-C ends it)")
-    _notify("READY=1")
+    notify("READY=1")
     try:
         daemon.run(idle_exit_s=idle_exit_s)
     finally:
-        _notify("STOPPING=1")
+        notify("STOPPING=1")
         flushed = daemon.close()
     if not flushed:
         logging.getLogger("tiercel").warning("not everything could be written down before the deadline")
-
-
-def _notify(state: str) -> None:
-    """Tell a service manager that asks (systemd's `Type=notify`); see sd_notify(3)."""
-    address = os.environ.get(_NOTIFY_VARIABLE, "")
-    if not address:
-        return
-    address = "\0" + address[1:] if address.startswith("@") else address
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            sock.sendto(state.encode(), address)
-    except OSError as fault:
-        logging.getLogger("tiercel").warning("%s could not be told: %s", _NOTIFY_VARIABLE, fault.strerror)

@@ -23,6 +23,7 @@ from pathlib import Path
 import click
 
 from tiercel.cli.children import Child
+from tiercel.cli.notify import NOTIFY_VARIABLE, notify
 from tiercel.config import Config
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError, DaemonError
@@ -132,6 +133,7 @@ def free_port(host: str, port: int) -> tuple[int, str, bool]:
 def run(what: Plan, config: Config, url: str, api_key: str | None, ready_deadline_s: float) -> int:
     """Run both until a signal, or until vLLM ends. Returns the exit code."""
     environ = dict(os.environ)
+    environ.pop(NOTIFY_VARIABLE, None)  # it is this process that was asked
     if api_key is not None:
         environ[VLLM_KEY_VARIABLE] = environ.pop(API_KEY_VARIABLE, api_key)
     signals = _Signals()
@@ -146,8 +148,10 @@ def run(what: Plan, config: Config, url: str, api_key: str | None, ready_deadlin
             code = _until_ready(engine, url, ready_deadline_s, signals)
             if code is None:
                 click.echo(f"serving {what.name} (vLLM {version()}, daemon {what.socket}) at {url}/v1")
+                notify("READY=1")
                 code, daemon = _watch(engine, daemon, what, environ, signals)
         finally:
+            notify("STOPPING=1")
             asked = signals.count
             engine.stop(_ENGINE_GRACE_S, lambda: signals.count > max(1, asked))
         return code

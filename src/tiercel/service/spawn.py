@@ -100,7 +100,8 @@ def _start(path: Path, environ: Mapping[str, str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=dict(environ),
+            # A service manager that waits for the engine is not to hear of this one.
+            env={name: text for name, text in environ.items() if name != "NOTIFY_SOCKET"},
             start_new_session=True,
         )
     _unpin(process.pid)
