@@ -62,7 +62,13 @@ class FakeStore:
         return FakeLease(self, chain)
 
     def begin_store(
-        self, chain: Any, start: int, stop: int, payload_bytes: int, deadline_s: float = 1.0
+        self,
+        chain: Any,
+        start: int,
+        stop: int,
+        payload_bytes: int,
+        deadline_s: float = 1.0,
+        sight: Any = None,
     ) -> FakeWrite:
         self._maybe_refuse()
         assert len(chain) >= stop

@@ -21,8 +21,9 @@ uses an engine at a time; its generators may be interleaved.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ from tiercel.engines.transformers.request import Delta, Event, FinishReason, Req
 from tiercel.engines.transformers.sampling import Sampler
 from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
-from tiercel.store import Choice, PrefillEstimator
+from tiercel.store import Choice, PrefillEstimator, Sight
+from tiercel.store.policy import Decision, DecisionLog, Hints, why
 
 if TYPE_CHECKING:
     from tiercel.store import TieredStore
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 _ANSWER_TOKENS_RESERVED = 256
 # How long storing may wait for RAM that is still being written down, once the answer is out.
 _ROOM_DEADLINE_S = 2.0
+_NO_HINTS = Hints()
 
 
 class _Stopped(Exception):
@@ -68,7 +71,12 @@ class Prefill:
     reused_tokens: int
     lookup_s: float
     prefill_s: float
-    choice: Choice | None = None
+    decision: Decision
+
+    @property
+    def choice(self) -> Choice | None:
+        """What was expected, if there was anything to choose."""
+        return self.decision.choice
 
 
 class TransformersEngine:
@@ -101,6 +109,7 @@ class TransformersEngine:
         self._adapter, self._load_deadline_s = adapter, load_deadline_s
         self._idle_cache: KVCache | None = None
         self.cost = PrefillEstimator()
+        self.decisions = DecisionLog()
         self._load_always = load_always
         if store is not None:
             self.attach(store)
@@ -158,28 +167,49 @@ class TransformersEngine:
     ) -> Prefill:
         """Prefill `tokens` and return the last token's logits, storing its full blocks if asked to."""
         self._check_tokens(tokens, room=0)
-        chain = self._chain(tokens, salt) if use_cache else None
+        chain = self.chain(tokens, salt) if use_cache else None
         cache = self._take_cache(len(tokens))
         try:
             prefilled = self._prefill(tokens, chain, cache)
             if store_blocks:
                 blocks = len(tokens) // self.block_tokens
-                self._save(chain, cache, prefilled.restored.blocks, blocks, deadline_s=_ROOM_DEADLINE_S)
+                # Asked for by name, not by traffic: there need not be a second time.
+                self._save(
+                    chain, cache, prefilled.restored.blocks, blocks, _ROOM_DEADLINE_S, sight=Sight.SURE
+                )
             return prefilled
         finally:
             self._give_back(cache)
 
+    def explain(self, tokens: Sequence[int], *, salt: str | None = None) -> Decision:
+        """What would be done with a prompt now, and why; loads and computes nothing. May run beside answers.
+
+        Counts as a use of what it finds.
+        """
+        self._check_tokens(tokens, room=0)
+        found = self._find(tokens, self.chain(tokens, salt), _NO_HINTS)
+        return self._decision(tokens, found, self._reason(tokens, found, _NO_HINTS))
+
+    def _find(self, tokens: Sequence[int], chain: Chain | None, hints: Hints) -> Found | None:
+        # The last token is always computed, for its logits.
+        reusable = (len(tokens) - 1) // self.block_tokens
+        if self.prefix is None or chain is None or not hints.load or not reusable:
+            return None
+        cost = None if self._load_always else self.cost.cost()
+        return self.prefix.find(chain[:reusable], len(tokens), cost)
+
     def _prefill(
-        self, tokens: Sequence[int], chain: Chain | None, cache: KVCache, stop: Callable[[], bool] = _never
+        self,
+        tokens: Sequence[int],
+        chain: Chain | None,
+        cache: KVCache,
+        stop: Callable[[], bool] = _never,
+        hints: Hints = _NO_HINTS,
     ) -> Prefill:
-        restored, found = Restored(), None
-        if self.prefix is not None and chain is not None:
-            # The last token is always computed, for its logits.
-            reusable = (len(tokens) - 1) // self.block_tokens
-            if reusable:
-                cost = None if self._load_always else self.cost.cost()
-                found = self.prefix.find(chain[:reusable], len(tokens), cost)
-                restored = self.prefix.restore(found, cache)
+        found, restored = self._find(tokens, chain, hints), Restored()
+        if self.prefix is not None and found is not None:
+            restored = self.prefix.restore(found, cache)
+        loaded = dict(restored.sources)
         started = time.perf_counter()
         met = 0
         if found is not None and found.meet:
@@ -191,8 +221,41 @@ class TransformersEngine:
         if found is None or not found.meet:
             self.cost.observe(len(tokens) - context, context, prefill_s)
         reused = (restored.blocks + met) * self.block_tokens
-        lookup_s, choice = (found.lookup_s, found.choice) if found is not None else (0.0, None)
-        return Prefill(logits, restored, reused, lookup_s, prefill_s, choice)
+        lookup_s = found.lookup_s if found is not None else 0.0
+        decision = replace(
+            self._decision(tokens, found, self._reason(tokens, found, hints, chain is not None)),
+            done=True,
+            loaded=loaded,
+            met=dict(restored.sources - Counter(loaded)),
+            computed_tokens=len(tokens) - reused,
+            load_s=restored.load_s,
+            prefill_s=prefill_s,
+        )
+        decision = self.decisions.add(decision, time.time())
+        return Prefill(logits, restored, reused, lookup_s, prefill_s, decision)
+
+    def _decision(self, tokens: Sequence[int], found: Found | None, reason: str) -> Decision:
+        return Decision(
+            prompt_tokens=len(tokens),
+            block_tokens=self.block_tokens,
+            reason=reason,
+            found=Counter(found.sources) if found is not None else {},
+            choice=found.choice if found is not None else None,
+            lookup_s=found.lookup_s if found is not None else 0.0,
+        )
+
+    def _reason(
+        self, tokens: Sequence[int], found: Found | None, hints: Hints, use_cache: bool = True
+    ) -> str:
+        if self.prefix is None:
+            return "all is computed: there is no store"
+        if not use_cache or not hints.load:
+            return "all is computed: the request asks to load nothing"
+        if found is None:
+            return f"all is computed: no full block of {self.block_tokens} tokens lies before the last token"
+        if not found.sources:
+            return "all is computed: nothing of it is stored"
+        return why(Counter(found.sources), found.load, found.meet, found.choice)
 
     def _meet(
         self,
@@ -256,7 +319,7 @@ class TransformersEngine:
         self._check_tokens(request.tokens, room=1)
         if request.stop and self.model.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the model folder has none")
-        chain = self._chain(request.tokens, request.salt) if request.use_cache else None
+        chain = self.chain(request.tokens, request.salt) if request.use_cache else None
         return self._answer(request, chain, stop)
 
     def _answer(self, request: Request, chain: Chain | None, stop: Callable[[], bool]) -> Iterator[Event]:
@@ -265,18 +328,21 @@ class TransformersEngine:
         answer = _Answer(self.model.eos_ids, StreamDecoder(self.model.tokenizer, request.stop), limit)
         sampler = Sampler(request, self.model.device)
         stored = 0
+        keep = chain if request.hints.store else None
+        sight = Sight.SURE if request.hints.pin_s else Sight.NEW
         try:
             started = time.perf_counter()
-            prefilled = self._prefill(request.tokens, chain, cache, stop)
+            prefilled = self._prefill(request.tokens, chain, cache, stop, request.hints)
             answer.reused_tokens = prefilled.reused_tokens
-            delta = answer.add(sampler.pick(prefilled.logits))
+            delta = replace(answer.add(sampler.pick(prefilled.logits)), decision=prefilled.decision)
             first_token = time.perf_counter()
             try:
                 yield delta
             finally:  # also when the client has gone: the prefill is paid for
                 saving = time.perf_counter()
                 blocks = len(request.tokens) // self.block_tokens
-                stored += self._save(chain, cache, prefilled.restored.blocks, blocks, deadline_s=0.0)
+                stored += self._save(keep, cache, prefilled.restored.blocks, blocks, 0.0, sight=sight)
+                self._pin(request, request.tokens)
                 store_s = time.perf_counter() - saving
             decode_s = 0.0
             while answer.finish_reason is None:
@@ -285,10 +351,11 @@ class TransformersEngine:
                 decode_s += time.perf_counter() - begun
                 yield delta
             saving = time.perf_counter()
-            stored += self._save_rest(request, chain, cache)
+            stored += self._save_rest(request, keep, cache)
             settling = time.perf_counter()
             store_s += settling - saving
-            stored += self._settle(request, answer.tokens, cache) if chain is not None else 0
+            stored += self._settle(request, answer.tokens, cache) if keep is not None else 0
+            self._pin(request, [*request.tokens, *answer.tokens])
             settle_s = time.perf_counter() - settling
             yield Result(
                 tokens=tuple(answer.tokens),
@@ -298,6 +365,7 @@ class TransformersEngine:
                 reused_tokens=prefilled.reused_tokens,
                 stored_blocks=stored,
                 sources=dict(prefilled.restored.sources),
+                decision=prefilled.decision,
                 timing=Timing(
                     ttft_s=first_token - started,
                     lookup_s=prefilled.lookup_s,
@@ -309,7 +377,7 @@ class TransformersEngine:
                 ),
             )
         except _Stopped:
-            self._save(chain, cache, 0, cache.length // self.block_tokens, deadline_s=0.0)
+            self._save(keep, cache, 0, cache.length // self.block_tokens, 0.0, sight=sight)
         finally:
             self._give_back(cache)
 
@@ -318,7 +386,13 @@ class TransformersEngine:
         blocks = len(request.tokens) // self.block_tokens
         if self.prefix is None or chain is None or (held := self.prefix.stored_blocks(chain)) >= blocks:
             return 0
-        return self._save(chain, cache, held, blocks, deadline_s=_ROOM_DEADLINE_S)
+        return self._save(chain, cache, held, blocks, _ROOM_DEADLINE_S, sight=Sight.AGAIN)
+
+    def _pin(self, request: Request, tokens: Sequence[int]) -> None:
+        """Keep what is stored of these tokens, if the request asks for it."""
+        chain = self.chain(tokens, request.salt) if request.use_cache and request.hints.pin_s else None
+        if self.prefix is not None and chain is not None:
+            self.prefix.pin(chain, request.hints.pin_s)
 
     def _settle(self, request: Request, answer: Sequence[int], cache: KVCache) -> int:
         """Recompute and store the full blocks that hold generated tokens; returns how many were stored."""
@@ -326,14 +400,15 @@ class TransformersEngine:
         first, last = len(request.tokens) // self.block_tokens, len(tokens) // self.block_tokens
         if self.prefix is None or first == last:
             return 0
-        chain = self._chain(tokens, request.salt)
+        chain = self.chain(tokens, request.salt)
         assert chain is not None
         held = self.prefix.stored_blocks(chain)
         if held < first or held == last:  # unreachable without its prefix, or already there
             return 0
         cache.truncate(first * self.block_tokens)
         self._run_blocks(tokens[first * self.block_tokens : last * self.block_tokens], cache)
-        return self._save(chain, cache, first, last, deadline_s=_ROOM_DEADLINE_S)
+        # The work is done, and its prompt was worth keeping.
+        return self._save(chain, cache, first, last, _ROOM_DEADLINE_S, sight=Sight.SURE)
 
     # --- checks and bookkeeping ---
 
@@ -356,13 +431,23 @@ class TransformersEngine:
         room = request.max_new_tokens if context is None else context - len(request.tokens)
         return min(request.max_new_tokens, room)
 
-    def _chain(self, tokens: Sequence[int], salt: str | None) -> Chain | None:
+    def chain(self, tokens: Sequence[int], salt: str | None = None) -> Chain | None:
+        """Names of the full blocks of `tokens`, for the store's calls; None without a store."""
         return None if self.prefix is None else self.prefix.chain(tokens, salt)
 
-    def _save(self, chain: Chain | None, cache: KVCache, start: int, stop: int, *, deadline_s: float) -> int:
+    def _save(
+        self,
+        chain: Chain | None,
+        cache: KVCache,
+        start: int,
+        stop: int,
+        deadline_s: float,
+        *,
+        sight: Sight = Sight.NEW,
+    ) -> int:
         if self.prefix is None or chain is None:
             return 0
-        return self.prefix.save(chain, cache, start, stop, deadline_s=deadline_s)
+        return self.prefix.save(chain, cache, start, stop, deadline_s=deadline_s, sight=sight)
 
     def _take_cache(self, tokens: int) -> KVCache:
         """An empty cache with room for `tokens`: if free, the last one again, whose pages are touched."""

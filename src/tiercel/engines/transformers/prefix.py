@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import torch
 from tiercel.blocks import Chain, Identity, Scope
 from tiercel.engines.transformers.kv_cache import KVCache
 from tiercel.engines.transformers.meeting import STORE_FAULTS, Meeting
-from tiercel.store import RAM, Choice, Hit, PrefillCost, Prompt
+from tiercel.store import RAM, Choice, Hit, PrefillCost, Prompt, Sight
 
 if TYPE_CHECKING:
     from tiercel.store import Store
@@ -28,6 +29,7 @@ _PATIENCE, _PATIENCE_SHARE = 2.0, 0.05
 # Computing while loading must promise to save at least this share.
 _MEET_SHARE = 0.02
 _COPY_WEIGHT = 0.2
+_PREFETCH_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Found:
     meet: bool = False
     choice: Choice | None = None
     lookup_s: float = 0.0
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,16 @@ class PrefixStore:
             hit = self._store.lookup(chain, prompt=prompt)
         lookup_s = time.perf_counter() - started
         chain, choice = chain[: hit.blocks], hit.choice
+        sources = hit.sources
         if choice is None or cost is None:
-            return Found(chain, hit.blocks, self._load_deadline_s, lookup_s=lookup_s)
+            return Found(chain, hit.blocks, self._load_deadline_s, lookup_s=lookup_s, sources=sources)
         if choice.blocks == hit.blocks and choice.load_s <= cost.seconds(size):
             patience_s = _PATIENCE * choice.load_s + _PATIENCE_SHARE * choice.recompute_s
             deadline_s = min(self._load_deadline_s, patience_s)
-            return Found(chain, hit.blocks, deadline_s, choice=choice, lookup_s=lookup_s)
-        in_ram = next((at for at, source in enumerate(hit.sources) if source != RAM), hit.blocks)
+            return Found(chain, hit.blocks, deadline_s, False, choice, lookup_s, sources)
+        in_ram = next((at for at, source in enumerate(sources) if source != RAM), hit.blocks)
         meet = choice.meet_s < choice.recompute_s * (1 - _MEET_SHARE)
-        return Found(chain, in_ram, self._load_deadline_s, meet, choice, lookup_s)
+        return Found(chain, in_ram, self._load_deadline_s, meet, choice, lookup_s, sources)
 
     def restore(self, found: Found, cache: KVCache) -> Restored:
         """Copy the blocks to load first into the empty `cache`. Waits, at most the deadline."""
@@ -119,7 +123,16 @@ class PrefixStore:
                 self._copy_s += _COPY_WEIGHT * (time.perf_counter() - copying - self._copy_s)
                 sources[block.source] += 1
 
-    def save(self, chain: Chain, cache: KVCache, start: int, stop: int, *, deadline_s: float) -> int:
+    def save(
+        self,
+        chain: Chain,
+        cache: KVCache,
+        start: int,
+        stop: int,
+        *,
+        deadline_s: float,
+        sight: Sight = Sight.NEW,
+    ) -> int:
         """Store blocks `start..stop-1` of `cache`, as far as there is room; returns how many were new.
 
         Waits for room up to `deadline_s` in all; 0 takes only what is free.
@@ -131,7 +144,7 @@ class PrefixStore:
         with (
             self._fault_is_a_miss(),
             self._store.begin_store(
-                chain[:stop], start=start, stop=stop, payload_bytes=size, deadline_s=deadline_s
+                chain[:stop], start, stop, payload_bytes=size, deadline_s=deadline_s, sight=sight
             ) as write,
         ):
             for block in write:
@@ -144,6 +157,37 @@ class PrefixStore:
         try:
             return self._store.lookup(chain, deadline_s=0.0).blocks
         except STORE_FAULTS:
+            self.faults += 1
+            return 0
+
+    # Steering: of no effect where the store cannot serve.
+
+    def pin(self, chain: Chain, ttl_s: float) -> int:
+        """Keep a prefix from eviction for `ttl_s` seconds; returns how many blocks are."""
+        return self._count(lambda: self._store.pin(chain, ttl_s))
+
+    def unpin(self, chain: Chain) -> None:
+        """End the pins of a prefix."""
+        with self._fault_is_a_miss():
+            self._store.unpin(chain)
+
+    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        """Bring a prefix up to RAM; waits for it. Returns how many blocks are there then."""
+        grace_s = deadline_s + _PREFETCH_GRACE_S
+        return self._count(lambda: self._store.prefetch(chain, deadline_s).result(grace_s))
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        """Write a prompt's own blocks down and free their RAM; returns how many blocks left it."""
+        return self._count(lambda: self._store.demote(chain, deadline_s))
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        """Forget a prompt's own blocks everywhere; returns how many there were."""
+        return self._count(lambda: self._store.drop(chain, deadline_s))
+
+    def _count(self, call: Callable[[], int]) -> int:
+        try:
+            return call()
+        except (*STORE_FAULTS, CancelledError):
             self.faults += 1
             return 0
 

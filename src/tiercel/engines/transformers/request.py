@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tiercel.errors import RequestError
+from tiercel.store.policy import Decision, Hints
 
 FinishReason = Literal["stop", "length"]
 _STOPS_MAX = 16
@@ -23,7 +24,7 @@ class Request:
     """One prompt and how to answer it. Raises RequestError for a value that makes no sense.
 
     `temperature` 0 is greedy. `salt` separates tenants: KV stored under one is invisible under another.
-    `use_cache` False neither reads nor writes the store.
+    `use_cache` False neither reads nor writes the store; `hints` say so in part.
     """
 
     tokens: Sequence[int]
@@ -34,6 +35,7 @@ class Request:
     stop: tuple[str, ...] = ()
     salt: str | None = None
     use_cache: bool = True
+    hints: Hints = field(default_factory=Hints)
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -60,13 +62,15 @@ class Delta:
     """One more token, and the text that became certain with it (often a word, sometimes nothing).
 
     The last one of an answer carries `finish_reason`; only bookkeeping and the `Result` follow it, so a
-    client need not wait for them. `reused_tokens` of the prompt were restored, as in the `Result`.
+    client need not wait for them. `reused_tokens` of the prompt were restored, as in the `Result`. The first
+    one says what was decided for the prompt.
     """
 
     token: int
     text: str
     finish_reason: FinishReason | None = None
     reused_tokens: int = 0
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Result:
     stored_blocks: int
     timing: Timing
     sources: Mapping[str, int] = field(default_factory=dict)
+    decision: Decision | None = None
 
 
 Event = Delta | Result

@@ -2,12 +2,18 @@
 
 from tiercel.store.policy.admission import SecondSight, Sight
 from tiercel.store.policy.choose import Choice, Prompt, choose
+from tiercel.store.policy.decision import Decision, DecisionLog, why
 from tiercel.store.policy.endurance import WriteBudget
+from tiercel.store.policy.hints import HintError, Hints, parse_hints, parse_session, parse_ttl
 from tiercel.store.policy.prefill import PrefillCost, PrefillEstimator
 from tiercel.store.policy.speed import TierSpeed
 
 __all__ = [
     "Choice",
+    "Decision",
+    "DecisionLog",
+    "HintError",
+    "Hints",
     "PrefillCost",
     "PrefillEstimator",
     "Prompt",
@@ -16,4 +22,8 @@ __all__ = [
     "TierSpeed",
     "WriteBudget",
     "choose",
+    "parse_hints",
+    "parse_session",
+    "parse_ttl",
+    "why",
 ]

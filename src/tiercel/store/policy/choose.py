@@ -48,6 +48,8 @@ class Choice:
     recompute_s: float
     meet_from: int
     meet_s: float
+    # The time expected if all blocks were loaded, for people to compare with.
+    all_s: float = 0.0
 
 
 def choose(
@@ -62,7 +64,7 @@ def choose(
     meet_from, meet_s = _meet(prompt, sources, start, seconds)
     best_blocks, best_load_s, best_s = 0, 0.0, recompute_s
     counts: dict[str, int] = {}
-    load_s = 0.0
+    load_s, expected_s = 0.0, recompute_s
     for number, source in enumerate(sources, 1):
         counts[source] = counts.get(source, 0) + 1
         load_s = max(load_s, seconds(source, counts[source]))
@@ -75,7 +77,7 @@ def choose(
             best_blocks, best_load_s, best_s = number, wait_s, expected_s
     if best_s > recompute_s * (1 - _WORTH_SHARE):
         best_blocks, best_load_s, best_s = 0, 0.0, recompute_s
-    return Choice(best_blocks, best_load_s, best_s, recompute_s, meet_from, meet_s)
+    return Choice(best_blocks, best_load_s, best_s, recompute_s, meet_from, meet_s, expected_s)
 
 
 def _meet(

@@ -1,0 +1,98 @@
+"""What was decided for one prompt, and why: places, counts and times, and a sentence for people.
+
+Never a token, a text, a key, a salt or a session. The log of an engine keeps the latest few hundred.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tiercel.store.policy.choose import Choice
+
+_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One prompt. Blocks are counted by the place they lay in (`ram`, `disk`); times are seconds by clock.
+
+    `found` is the longest stored prefix; `loaded` of it came before anything was computed, `met` while the
+    blocks before them were; `computed_tokens` were computed. `choice` is what was expected, None where there
+    was nothing to compare. `done` False: only looked at, so nothing of it has happened.
+    """
+
+    prompt_tokens: int
+    block_tokens: int
+    reason: str
+    found: Mapping[str, int] = field(default_factory=dict)
+    loaded: Mapping[str, int] = field(default_factory=dict)
+    met: Mapping[str, int] = field(default_factory=dict)
+    computed_tokens: int = 0
+    choice: Choice | None = None
+    lookup_s: float = 0.0
+    load_s: float = 0.0
+    prefill_s: float = 0.0
+    done: bool = False
+    number: int = 0
+    at_s: float = 0.0
+
+
+class DecisionLog:
+    """The latest decisions of one engine. Thread-safe."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[Decision] = deque(maxlen=kept)
+        self._number = 0
+
+    def add(self, decision: Decision, now_s: float) -> Decision:
+        """Keep a decision; returns it with its running number and date (Unix time)."""
+        with self._lock:
+            self._number += 1
+            kept = replace(decision, number=self._number, at_s=now_s)
+            self._kept.append(kept)
+        return kept
+
+    def latest(self, limit: int = _KEPT) -> list[Decision]:
+        """At most `limit` decisions, the latest first."""
+        with self._lock:
+            return list(self._kept)[::-1][:limit]
+
+
+def why(found: Mapping[str, int], first: int, meet: bool, choice: Choice | None) -> str:
+    """Why `first` blocks are loaded before computing begins, and with `meet` the others meanwhile."""
+    blocks = sum(found.values())
+    places = " and ".join(f"{count} in {place}" for place, count in found.items())
+    if choice is None:
+        return f"{_blocks(blocks)} found ({places}) and loaded without comparing"
+    compute = f"computing all is expected to take {_seconds(choice.recompute_s)}"
+    if meet:
+        return (
+            f"{_blocks(blocks)} found ({places}): loading from the end while computing from the beginning is "
+            f"expected to take {_seconds(choice.meet_s)}, {compute}"
+        )
+    if first == blocks:
+        return f"{_blocks(blocks)} found ({places}): loading them is expected to take {_with_rest(choice)}"
+    part = f"the first {first} are loaded, the others computed" if first else "all is computed"
+    return (
+        f"{_blocks(blocks)} found ({places}), {part}: loading all is expected to take "
+        f"{_seconds(choice.all_s)}, {compute}"
+    )
+
+
+def _with_rest(choice: Choice) -> str:
+    return (
+        f"{_seconds(choice.load_s)} and the first token to come after {_seconds(choice.expected_s)}, "
+        f"computing all to take {_seconds(choice.recompute_s)}"
+    )
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

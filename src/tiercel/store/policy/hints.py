@@ -1,0 +1,92 @@
+"""What a request may say about its own cache use, in one small object that every engine's API carries alike.
+
+    {"no_store": true, "no_load": true, "pin": "10m", "session": "agent-7", "explain": true}
+
+Checked here once, so that a misspelt hint is refused wherever it is given and never ignored. Does nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tiercel.config import parse_seconds
+from tiercel.errors import ConfigError, RequestError
+
+PIN_S_MAX = 86400.0
+SESSION_CHARS_MAX = 256
+_SHOWN_CHARS_MAX = 80
+_FLAGS = ("no_store", "no_load", "explain")
+_FIELDS = (*_FLAGS, "pin", "session")
+
+
+class HintError(RequestError):
+    """A hint that is not one; `param` is the path of the field."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param} {message}")
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Checked hints. `store` False keeps nothing of the request, `load` False reuses nothing for it.
+
+    `pin_s` above 0 keeps its blocks from eviction for so long. `session` is a name under which prefetch,
+    demote and drop find what the last request of a conversation left.
+    """
+
+    store: bool = True
+    load: bool = True
+    pin_s: float = 0.0
+    session: str | None = None
+    explain: bool = False
+
+
+def parse_hints(given: object, where: str = "tiercel") -> Hints:
+    """The hints in a decoded JSON value; None is no hints. `where` names the field. Raises HintError."""
+    if given is None:
+        return Hints()
+    if not isinstance(given, Mapping):
+        raise HintError(where, f"is {_show(given)}; accepted is an object of {', '.join(_FIELDS)}")
+    told = {name: value for name, value in given.items() if value is not None}
+    for name in told:
+        if name not in _FIELDS:
+            near = difflib.get_close_matches(str(name)[:100], _FIELDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"accepted are {', '.join(_FIELDS)}"
+            raise HintError(f"{where}.{_show(name)}", f"is not a known hint; {hint}")
+    for name in _FLAGS:
+        if not isinstance(told.get(name, False), bool):
+            raise HintError(f"{where}.{name}", f"is {_show(told[name])}; accepted is true or false")
+    return Hints(
+        store=not told.get("no_store", False),
+        load=not told.get("no_load", False),
+        pin_s=parse_ttl(told["pin"], f"{where}.pin") if "pin" in told else 0.0,
+        session=parse_session(told["session"], f"{where}.session") if "session" in told else None,
+        explain=told.get("explain", False),
+    )
+
+
+def parse_ttl(given: object, where: str) -> float:
+    """A time such as `10m`, in seconds, above 0 and up to a day. Raises HintError."""
+    try:
+        ttl_s = parse_seconds(given) if isinstance(given, str) else 0.0
+    except ConfigError:
+        ttl_s = 0.0
+    if not 0.0 < ttl_s <= PIN_S_MAX:
+        raise HintError(where, f"is {_show(given)}; accepted is a time with a unit, such as 10m, up to 24h")
+    return ttl_s
+
+
+def parse_session(given: object, where: str) -> str:
+    """The name of a session. Raises HintError."""
+    if not (isinstance(given, str) and 1 <= len(given) <= SESSION_CHARS_MAX and given.isprintable()):
+        accepted = f"accepted are 1 to {SESSION_CHARS_MAX} printable characters"
+        raise HintError(where, f"is {_show(given)}; {accepted}")
+    return given
+
+
+def _show(value: object) -> str:
+    text = ascii(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."
