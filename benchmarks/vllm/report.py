@@ -122,7 +122,8 @@ def agreement(*sittings: Samples) -> dict[str, dict[str, int]]:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    PAGE.write_text(between(PAGE.read_text(), BEGIN, END, tables(results)))
+    picture = "![vLLM, time to first token](benchmarks/vllm.png)"
+    PAGE.write_text(between(PAGE.read_text(), BEGIN, END, f"{picture}\n\n{tables(results)}"))
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -235,6 +236,7 @@ def write_plot(results: dict[str, Any], target: Path) -> None:
     axes.set_yticks(range(len(there)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(min(float(one["min_s"]) for _, one in there) / 2, there[0][1]["max_s"] * 2.5)
     axes.set_xlabel(
         f"time to first token, s (log), {int(length):,} prompt tokens (median, min–max)", fontsize=8
