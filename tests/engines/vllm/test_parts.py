@@ -91,7 +91,7 @@ def test_identity_tells_configurations_apart(tmp_path: Path) -> None:
         for path, value in changes.items():
             section, _, name = path.partition("__")
             setattr(getattr(config, section), name, value)
-        return identity_of(config, of, 16)
+        return identity_of(config, {of.number: of}, 16)
 
     base = identity()
     assert identity() == base
@@ -115,13 +115,16 @@ def test_the_weights_are_part_of_the_identity(tmp_path: Path) -> None:
     config.load_config.load_format = "auto"
     shard = Shard(0, 1, True, b"layout", 4096, "cpu")
     with pytest.raises(ModelError, match="holds no weights"):
-        identity_of(config, shard, 16)
+        identity_of(config, {0: shard}, 16)
     weights = tmp_path / "toy-model" / "model.safetensors"
     weights.write_bytes(b"one")
-    first = identity_of(config, shard, 16)
+    first = identity_of(config, {0: shard}, 16)
     weights.write_bytes(b"two")
-    assert identity_of(config, shard, 16).revision != first.revision
-    assert identity_of(config, shard, 16, "+reset-1").revision.endswith("+reset-1")
+    assert identity_of(config, {0: shard}, 16).revision != first.revision
+    # What any of the shards registered counts, not only the first one's layout.
+    others = [dataclasses.replace(shard, number=1, shards=2, layout=one) for one in (b"a", b"b")]
+    found = [identity_of(config, {0: shard, 1: one}, 16).geometry for one in others]
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(

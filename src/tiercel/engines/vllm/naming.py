@@ -37,8 +37,8 @@ def units_per_block(unit_bytes: int, slot_bytes: int | None = None) -> int:
     return wanted if slot_bytes is None else max(1, min(wanted, slot_bytes // unit_bytes))
 
 
-def identity_of(config: VllmConfig, shard: Shard, block_tokens: int, epoch: str = "") -> Identity:
-    """The identity of one shard's blocks. `epoch` is not empty once the weights may differ from their files.
+def identity_of(config: VllmConfig, shards: Mapping[int, Shard], block_tokens: int) -> Identity:
+    """The identity of the first shard's blocks; it covers what all of the `shards`, by number, registered.
 
     Reads the model's weight files (remembered from then on). Raises ModelError or EngineError when they
     cannot be found.
@@ -48,18 +48,20 @@ def identity_of(config: VllmConfig, shard: Shard, block_tokens: int, epoch: str 
     name = Path(model.model).name if Path(model.model).exists() else str(model.model)
     revision = _revision(str(model.model), model.revision, config.load_config.load_format)
     meaning = blake2b(digest_size=32, person=b"tiercel-vllm-geo")
-    for one in (config_fingerprint(model.hf_config.to_dict()), shard.layout, _speculation(config)):
+    layouts = [shards[number].layout for number in sorted(shards)]
+    for one in (config_fingerprint(model.hf_config.to_dict()), _speculation(config), *layouts):
         meaning.update(len(one).to_bytes(4, "little") + one)
+    first = shards[min(shards)]
     return Identity(
         model=name,
-        revision=revision + epoch,
+        revision=revision,
         kv_dtype=str(config.cache_config.cache_dtype),
         geometry=meaning.digest(),
-        layout=f"{_LAYOUT}+{_computed(config)}+{shard.computed}",
+        layout=f"{_LAYOUT}+{_computed(config)}+{first.computed}",
         block_tokens=block_tokens,
-        shard=shard.number,
-        shards=shard.shards,
-        scales=shard.scales,
+        shard=first.number,
+        shards=first.shards,
+        scales=first.scales,
     )
 
 

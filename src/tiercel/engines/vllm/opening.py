@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,14 +57,14 @@ class SchedulerParts:
     asker: Asker
     store: RemoteStore
     names: list[Names]
-    identity: Callable[[str], Identity]
+    identity: Identity
     shards: Mapping[int, Shard]
     events: EventSource | None = None
 
     def forget(self, epoch: str) -> None:
         """Clear all that was stored under the names used so far, and go by new ones."""
         old = [scope.tag for names in self.names for scope in names.scopes()]
-        identity = self.identity(epoch)
+        identity = dataclasses.replace(self.identity, revision=self.identity.revision + epoch)
         self.names = names_of_shards(identity, self.shards)
         self.asker.use(self.names)
         self.side.rename(identity)
@@ -122,13 +123,11 @@ def open_scheduler(
             f"{human_bytes(unit_bytes)}; set ram.slot of the daemon to {human_bytes(unit_bytes + (1 << 16))}"
         )
     block_tokens = unit_tokens * units_per_block(unit_bytes, store.slot_payload_bytes)
-    first = by_number[min(by_number)]
-
-    def identity(epoch: str = "") -> Identity:
-        return identity_of(config, first, block_tokens, epoch)
-
+    if len({one.computed for one in shards}) != 1:
+        raise EngineError("workers compute on different devices or backends; accepted is one kind for all")
+    identity = identity_of(config, by_number, block_tokens)
     asker = Asker(store)
-    named = names_of_shards(identity(), by_number)
+    named = names_of_shards(identity, by_number)
     asker.use(named)
     grid = Grid(block_tokens, _hash_tokens(config, cache), _group_tokens(cache))
     speculative = config.speculative_config
