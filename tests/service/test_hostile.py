@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import resource
 import shutil
 import socket
@@ -30,7 +31,7 @@ from tiercel.memory import Arena, ArenaKind
 from tiercel.service import session, wire
 from tiercel.service.client import RemoteStore
 from tiercel.service.daemon import CLIENTS_MAX
-from tiercel.service.link import Connection, Link
+from tiercel.service.link import Connection, Link, Slab
 from tiercel.store import TieredStore
 
 NOBODY = 65534
@@ -381,3 +382,36 @@ def test_a_client_that_cannot_map_the_arena_goes_without(path: Path) -> None:
             assert store.lookup(chain(4)).blocks == 0
             assert get_any(store, chain(4)) == []
             assert store.failures > 0
+
+
+def smaps() -> str:
+    return Path("/proc/self/smaps").read_text()
+
+
+def test_an_engine_s_memory_is_not_charged_for_what_the_daemon_has_not_touched() -> None:
+    """It maps ahead of its copies, but only pages that are there: the first to touch one pays for it."""
+    slots, slot_bytes = 64, 1 << 20
+    arena = Arena(slot_bytes, slots, reserved=1, kind=ArenaKind.SHARED)
+    slab = Slab(arena.fileno(), wire.Welcome(wire.VERSION, 1, b"a", slot_bytes, slots))
+    arena.view(0)[:] = bytes(slot_bytes)
+    thread = threading.Thread(target=slab.populate, args=(os.dup(arena.fileno()),))
+    thread.start()
+    time.sleep(0.3)
+    assert os.fstat(arena.fileno()).st_blocks * 512 == slot_bytes
+    assert thread.is_alive(), "it waits for the daemon"
+    arena.prefault()
+    thread.join(20)
+    assert not thread.is_alive()
+    maps = re.findall(
+        r"memfd:tiercel-arena[^\n]*\nSize: +65536 kB\n(.*?)\nRss: +(\d+) kB", smaps(), re.DOTALL
+    )
+    assert [rss for _, rss in maps] == ["65536"] * 2, "now it is mapped, here and there"
+    arena.close()
+    fd = os.memfd_create("x")
+    os.ftruncate(fd, 1 << 20)
+    waiting = Slab(fd, wire.Welcome(1, 1, b"b", 1 << 20, 1))
+    thread = threading.Thread(target=waiting.populate, args=(fd,))
+    thread.start()
+    waiting.drop()
+    thread.join(5)
+    assert not thread.is_alive(), "nobody needs it any more"

@@ -31,6 +31,7 @@ _OPEN_MAX = 64
 _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP_BYTES = 4 << 20
 _POPULATE_PAUSE_S = 0.001
+_POPULATE_WAIT_S = 60.0
 
 
 class Slab:
@@ -48,17 +49,29 @@ class Slab:
         """One slot's bytes."""
         return self.view[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
-    def populate(self) -> None:
-        """Map every page ahead, in small steps: a first touch costs more than the copy. Blocks."""
+    def populate(self, fd: int) -> None:
+        """Map every page ahead, in small steps: a first touch costs more than the copy. Blocks; closes `fd`.
+
+        Only pages that the daemon has touched: memory counts for the cgroup that touches it first, and a
+        container of an engine must not be charged for the whole arena.
+        """
         total_bytes = self.slot_bytes * self.slots
-        for start in range(0, total_bytes, _POPULATE_STEP_BYTES):
-            if self._dropped.wait(_POPULATE_PAUSE_S):
-                return
-            try:
-                step = min(_POPULATE_STEP_BYTES, total_bytes - start)
-                self.map.madvise(_MADV_POPULATE_WRITE, start, step)
-            except (OSError, ValueError):
-                return
+        try:
+            touched_bytes = 0
+            for start in range(0, total_bytes, _POPULATE_STEP_BYTES):
+                end = min(start + _POPULATE_STEP_BYTES, total_bytes)
+                until_s = time.monotonic() + _POPULATE_WAIT_S
+                while touched_bytes < end:
+                    touched_bytes = os.lseek(fd, start, os.SEEK_HOLE)
+                    if touched_bytes < end and (time.monotonic() > until_s or self._dropped.wait(0.05)):
+                        return
+                if self._dropped.wait(_POPULATE_PAUSE_S):
+                    return
+                self.map.madvise(_MADV_POPULATE_WRITE, start, end - start)
+        except (OSError, ValueError):
+            return
+        finally:
+            os.close(fd)
 
     def drop(self) -> None:
         """Populate no further. It is unmapped once nobody has it or a view of it any more: leases may."""
@@ -212,7 +225,9 @@ class Link:
             self.slab = slab
         if old is not None:
             old.drop()
-        threading.Thread(target=slab.populate, name="tiercel-populate", daemon=True).start()
+        threading.Thread(
+            target=slab.populate, args=(os.dup(fds[0]),), name="tiercel-populate", daemon=True
+        ).start()
         for tell in self.on_new_slab:
             tell(slab)
         return slab

@@ -215,7 +215,8 @@ def test_other_weights_and_other_dtypes_share_nothing(
     try:
         found = stranger.ask(prompts())
         assert max(one.cached for one in found[2:]) == 0
-        assert eventually(lambda: warm(stranger) == FULL), "the control: its own it finds"
+        # Half as many bytes in bf16: two of vLLM's blocks make one.
+        assert eventually(lambda: warm(stranger)[0] >= 512), "the control: its own it finds"
         again = stranger.ask(prompts())
         assert tokens(again) == tokens(found)
     finally:
