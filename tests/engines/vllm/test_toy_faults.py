@@ -141,6 +141,12 @@ def test_lookups_that_never_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         engine.run("first", prompt(100), 2)
         assert time.monotonic() - started_s < 5
         assert engine.stats["lookups_timed_out"] == 1
+        # With one lookup stuck, others do not wait behind it.
+        started_s = time.monotonic()
+        for number in range(20):
+            engine.run(f"next{number}", prompt(100, number), 2)
+        assert time.monotonic() - started_s < 20 * 0.2
+        assert engine.stats["lookups_timed_out"] == 1
         release.set()
         engine.settled()
 
@@ -239,6 +245,30 @@ def test_a_full_store_skips_and_counts(tmp_path: Path) -> None:
     with Toy(tmp_path, store).start() as engine:
         for number in range(20):
             engine.run(f"r{number}", prompt(161, number), 2)
+        engine.settled()
+
+
+def test_a_fault_of_ours_in_a_lookup_is_a_miss_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+
+    class Broken(Meddled):
+        faults = 2
+
+        def lookup(self, chain: Any, deadline_s: float = 0.05, start: int = 0, **options: Any) -> Hit:
+            if self.faults:
+                self.faults -= 1
+                raise LookupError("a fault of ours")
+            return self.inner.lookup(chain, deadline_s, start, **options)
+
+    with Toy(tmp_path, Broken(toy_store())).start() as engine:
+        for number in range(3):
+            engine.run(f"r{number}", prompt(100))
+            engine.forget()
+        assert len(shown) == 2
+        assert engine.external == {"r0": 0, "r1": 0, "r2": 96}
         engine.settled()
 
 

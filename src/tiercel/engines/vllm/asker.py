@@ -56,12 +56,17 @@ class Asker:
         self._names: Sequence[Names] = ()
         self._adapters = Adapters()
         self._queue: queue.Queue[Ask | None] = queue.Queue(_QUEUE_MAX)
-        self._thread = threading.Thread(target=self._run, name="tiercel-ask", daemon=True)
-        self._thread.start()
+        self._busy_since_s: float | None = None
+        self._thread = self._start()
 
     def use(self, names: Sequence[Names]) -> None:
         """Ask under these names from now on, one per shard."""
         self._names = names
+
+    def stuck(self) -> bool:
+        """Whether a lookup has not come back for so long that others need not wait behind it."""
+        since_s = self._busy_since_s
+        return since_s is not None and time.monotonic() - since_s > ASK_DEADLINE_S
 
     def ask(self, question: Ask) -> None:
         """Queue a question. Never blocks."""
@@ -79,16 +84,33 @@ class Asker:
             return
         self._thread.join(1.0)
 
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="tiercel-ask", daemon=True)
+        thread.start()
+        return thread
+
     def _run(self) -> None:
         leave_pinned_core()
-        while (question := self._queue.get()) is not None:
-            try:
-                self._answer(question)
-            finally:
-                if question.hit is None:
-                    question.hit = Hit()
-                question.answered_s = time.monotonic()
-                question.answered.set()
+        ended = False
+        try:
+            while (question := self._queue.get()) is not None:
+                self._attend(question)
+            ended = True
+        finally:
+            # A fault of ours is shown by this thread's end; those who wait must not wait in vain.
+            if not ended:
+                self._thread = self._start()
+
+    def _attend(self, question: Ask) -> None:
+        self._busy_since_s = time.monotonic()
+        try:
+            self._answer(question)
+        finally:
+            self._busy_since_s = None
+            if question.hit is None:
+                question.hit = Hit()
+            question.answered_s = time.monotonic()
+            question.answered.set()
 
     def _answer(self, question: Ask) -> None:
         if question.adapter is not None:

@@ -279,7 +279,7 @@ class SchedulerSide:
         blocks = self._readable_tokens(request) // self.grid.block_tokens if tracked.reads else 0
         if self._drops_last:
             blocks += 1
-        if not blocks and lora is None:
+        if (not blocks and lora is None) or self._asker.stuck():
             tracked.ask = None
             return
         adapter = None if lora is None else (lora.lora_int_id, lora.lora_path)

@@ -181,11 +181,12 @@ class WorkerSide:
             if started_s < until_s:
                 stored = self._write(job, names, mark, until_s - started_s)
         finally:
+            # Counted before it is reported: figures leave with the report.
+            block_bytes = self._layout.unit_bytes(names.identity.block_tokens)
+            self._tally.add("saved_blocks", stored)
+            self._tally.add("saved_bytes", stored * block_bytes)
+            self._tally.add("save_seconds", time.monotonic() - started_s)
             self._saved(job, skipped=started_s >= until_s, queued=True)
-        tokens = names.identity.block_tokens
-        self._tally.add("saved_blocks", stored)
-        self._tally.add("saved_bytes", stored * self._layout.unit_bytes(tokens))
-        self._tally.add("save_seconds", time.monotonic() - started_s)
 
     def _write(self, job: SaveJob, names: Names, mark: Mark, deadline_s: float) -> int:
         chain = names.chain(job.request, job.hashes, job.adapter)
@@ -201,6 +202,12 @@ class WorkerSide:
 
     def _loaded(self, job: LoadJob, at: int, nbytes: int, tokens: int, duration_s: float) -> None:
         whole = at >= job.stop
+        skipped = job.skip_tokens if at > job.start else 0
+        self._tally.add("loads", 1)
+        self._tally.add("loads_failed", not whole)
+        self._tally.add("loaded_tokens", (at - job.start) * tokens - skipped)
+        self._tally.add("loaded_bytes", nbytes)
+        self._tally.add("load_seconds", duration_s)
         with self._ended:
             self._unfinished -= 1
             self._results.loaded.add(job.request)
@@ -210,22 +217,15 @@ class WorkerSide:
                 self._results.lost_blocks.update(plan.engine_blocks(at))
                 self._done.failed.add(job.request)
             self._ended.notify_all()
-        self._tally.add("loads", 1)
-        self._tally.add("loads_failed", not whole)
-        self._tally.add(
-            "loaded_tokens", (at - job.start) * tokens - (job.skip_tokens if at > job.start else 0)
-        )
-        self._tally.add("loaded_bytes", nbytes)
-        self._tally.add("load_seconds", duration_s)
 
     def _saved(self, job: SaveJob, *, skipped: bool, queued: bool = False) -> None:
+        self._tally.add("saves_skipped", skipped)
         with self._ended:
             if queued:
                 self._unfinished -= 1
                 self._saving -= 1
             self._done.saves[job.number] = 1
             self._ended.notify_all()
-        self._tally.add("saves_skipped", skipped)
 
 
 @dataclass(frozen=True, slots=True)
