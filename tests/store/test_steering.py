@@ -152,12 +152,32 @@ def test_what_prompts_share_stays_until_the_last_of_them_is_dropped(tmp_path: Pa
         assert file_bytes(tmp_path / "c") == 0
 
 
-def test_the_beginning_of_several_prompts_is_nobodys_to_drop(tmp_path: Path) -> None:
+def test_all_that_begins_with_a_dropped_prompt_goes_with_it(tmp_path: Path) -> None:
+    """Two answers to one prompt, one of them with a further turn: all of them hold the prompt."""
     with make_store((disk(tmp_path / "c"), LaneOptions()), slots=32) as store:
         put(store, branch(4, 3, seed=1))
         put(store, branch(4, 3, seed=2))
-        assert store.drop(branch(4, 0, seed=0), 10) == 0
-        assert store.lookup(branch(4, 3, seed=1)).blocks == 7
+        put(store, branch(2, 3, seed=3))
+        assert store.flush(10)
+        assert store.drop(branch(4, 0, seed=0), 10) == 8
+        assert get(store, branch(2, 3, seed=3)) == ["ram"] * 5
+        assert file_bytes(tmp_path / "c") == 5 * RECORD
+
+
+def test_the_beginning_of_several_prompts_is_nobodys_to_put_away(tmp_path: Path) -> None:
+    with make_store((disk(tmp_path / "c"), LaneOptions()), slots=32) as store:
+        put(store, branch(4, 3, seed=1))
+        put(store, branch(4, 3, seed=2))
+        assert store.demote(branch(4, 0, seed=0), 1) == 0
+        assert get(store, branch(4, 3, seed=1)) == ["ram"] * 7
+
+
+def test_dropping_nothing_drops_nothing(tmp_path: Path) -> None:
+    with make_store((disk(tmp_path / "c"), LaneOptions()), slots=32) as store:
+        put(store, chain(4))
+        assert store.drop(chain(0), 1) == 0
+        assert store.demote(chain(0), 1) == 0
+        assert get(store, chain(4)) == ["ram"] * 4
 
 
 def test_a_prompt_and_the_answer_that_followed_it_go_together(tmp_path: Path) -> None:

@@ -48,10 +48,23 @@ class Family:
         line = list(keys)
         while line and len(following := self._cached_children(line[-1], cached)) == 1:
             line += following
-        for at in range(len(line) - 1, -1, -1):
+        return line[self._own_from(line, len(line), cached) :]
+
+    def own_and_after(self, keys: Sequence[BlockKey], cached: Callable[[BlockKey], bool]) -> list[BlockKey]:
+        """The blocks of a chain that are no other chain's beginning, and every cached one that follows it."""
+        found = list(keys[self._own_from(keys, len(keys) - 1, cached) :])
+        at = len(found) - 1 if found else 0
+        while at < len(found):
+            found += self._cached_children(found[at], cached)
+            at += 1
+        return found
+
+    def _own_from(self, line: Sequence[BlockKey], stop: int, cached: Callable[[BlockKey], bool]) -> int:
+        """The block behind the last one before `stop` from which another chain branches off."""
+        for at in range(stop - 1, -1, -1):
             if any(child not in line[at + 1 : at + 2] for child in self._cached_children(line[at], cached)):
-                return line[at + 1 :]
-        return line
+                return at + 1
+        return 0
 
     def _cached_children(self, key: BlockKey, cached: Callable[[BlockKey], bool]) -> list[BlockKey]:
         return [child for child in self._children.get(key, ()) if cached(child)]

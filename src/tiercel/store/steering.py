@@ -1,8 +1,8 @@
 """Putting one prompt away, and forgetting one: what people and agents ask for by name.
 
-Both act on a prompt's own blocks: from where no other prompt that is cached branches off any more, to the end
-of the answer that followed it. Neither raises for a fault of a tier. Called by the store without its lock;
-waits end at their deadline.
+Both act on a prompt's own blocks: from where no other prompt that is cached branches off any more, and on to
+what followed it, such as its answer. Neither raises for a fault of a tier. Called by the store without its
+lock; waits end at their deadline.
 """
 
 from __future__ import annotations
@@ -60,14 +60,17 @@ def _busy_locked(store: TieredStore, entry: Entry) -> bool:
 
 
 def drop(store: TieredStore, chain: Chain, deadline_s: float) -> int:
-    """Forget a prompt's own blocks everywhere. Returns how many there were.
+    """Forget a prompt's own blocks and all that begins with them, everywhere. Returns how many there were.
+
+    What follows it is known from the traffic of this process; of older records, which nothing finds without
+    those before them, the bytes stay until the tier evicts them.
 
     Whatever is being loaded, written or handed out of them now is not found after this either. A tier that
     does not finish deleting within the deadline goes on in the background.
     """
     until_s = time.monotonic() + deadline_s
     with store.lock:
-        doomed = store.family.own(chain.keys, store.there_locked)
+        doomed = store.family.own_and_after(chain.keys, store.there_locked)
         gone = [key for key in doomed if store.there_locked(key)]
         for lease in store.leases:
             if isinstance(lease, WriteLease):

@@ -191,7 +191,7 @@ class TieredStore:
         return steering.demote(self, chain, deadline_s)
 
     def drop(self, chain: Chain, deadline_s: float = 10.0) -> int:
-        """Forget a prompt, but for what others share with it: see `steering.drop`."""
+        """Forget a prompt and what follows it, but for what others share: see `steering.drop`."""
         return steering.drop(self, chain, deadline_s)
 
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ pytest.importorskip("starlette")
 
 from starlette.testclient import TestClient
 
+from tiercel.blocks import Chain, Identity
+from tiercel.blocks import Scope as KeyScope
 from tiercel.config import ServeConfig
 from tiercel.engines.transformers import Delta, Event, Request, Result, Timing
 from tiercel.errors import RequestError
-from tiercel.store import StoreCounters, StoreStats
+from tiercel.store import Hit, StoreCounters, StoreStats
+from tiercel.store.policy import Decision, DecisionLog
 from tiercel.web.api.app import make_app
 from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded, ModelFacts
@@ -42,6 +46,15 @@ class StubEngine:
     fault: Exception | None = None
     requests: list[Request] = field(default_factory=list)
     closed: int = 0
+    decisions: DecisionLog = field(default_factory=DecisionLog)
+
+    def chain(self, tokens: Sequence[int], salt: str | None = None) -> Chain:
+        return KeyScope(Identity("stub", "1", "bf16", b"g", "layout/1", self.block_tokens), salt=salt).chain(
+            tokens
+        )
+
+    def explain(self, tokens: Sequence[int], *, salt: str | None = None) -> Decision:
+        return Decision(prompt_tokens=len(tokens), block_tokens=self.block_tokens, reason="a stub knows none")
 
     def encode(self, text: str) -> list[int]:
         return [ord(one) % VOCAB for one in text]
@@ -63,7 +76,8 @@ class StubEngine:
                     self.go.wait(10)
                     if self.fault is not None:
                         raise self.fault
-                yield Delta(7, "word ", "length" if at + 1 == count else None, reused_tokens=4)
+                decision = self.decisions.add(self.explain(request.tokens), 1.0) if at == 0 else None
+                yield Delta(7, "word ", "length" if at + 1 == count else None, 4, decision)
             yield Result(
                 (7,) * count, "word " * count, "length", len(request.tokens), 4, 0,
                 Timing(0, 0, 0, 0, 0, 0, 0), {"ram": 1},
@@ -73,6 +87,35 @@ class StubEngine:
 
 
 class StubStore:
+    """Notes what it is asked to do with how many blocks, and does it with all of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def lookup(self, chain: Chain, deadline_s: float = 0.05) -> Hit:
+        return Hit(("ram",) * len(chain))
+
+    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]:
+        done: Future[int] = Future()
+        done.set_result(self._noted("prefetch", chain))
+        return done
+
+    def pin(self, chain: Chain, ttl_s: float) -> int:
+        return self._noted(f"pin {ttl_s:g}", chain)
+
+    def unpin(self, chain: Chain) -> None:
+        self._noted("unpin", chain)
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        return self._noted("demote", chain)
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int:
+        return self._noted("drop", chain)
+
+    def _noted(self, what: str, chain: Chain) -> int:
+        self.calls.append((what, len(chain)))
+        return len(chain)
+
     def stats(self) -> StoreStats:
         return StoreStats(
             slots=2, slot_bytes=1, slots_free=1, ram_blocks=1, ram_evictions=0, leases=0, pins=0,
@@ -93,6 +136,7 @@ class Stub:
     engine: StubEngine
     service: Service
     client: TestClient
+    store: StubStore
 
     def post(self, body: Any, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
         return self.client.post(path, json=body, **more)
@@ -110,10 +154,11 @@ def make_stub() -> Iterator[Callable[..., Stub]]:
             "name": NAME, "fingerprint": "fp_0", "context_tokens": CONTEXT, "vocab_tokens": VOCAB,
             "has_tokenizer": True, "chats": True, "running_on": "nothing",
         }  # fmt: skip
-        service = Service(Loaded(engine, StubStore(), ModelFacts(**told | facts)), limits or ServeConfig())
+        store = StubStore()
+        service = Service(Loaded(engine, store, ModelFacts(**told | facts)), limits or ServeConfig())
         client = TestClient(make_app(service, api_key), raise_server_exceptions=False)
         clients.append(client.__enter__())
-        return Stub(engine, service, client)
+        return Stub(engine, service, client, store)
 
     yield make
     for client in clients:

@@ -329,7 +329,7 @@ class TransformersEngine:
         sampler = Sampler(request, self.model.device)
         stored = 0
         keep = chain if request.hints.store else None
-        sight = Sight.SURE if request.hints.pin_s else Sight.NEW
+        sight = Sight.SURE if request.hints.pin_s or request.hints.sure else Sight.NEW
         try:
             started = time.perf_counter()
             prefilled = self._prefill(request.tokens, chain, cache, stop, request.hints)

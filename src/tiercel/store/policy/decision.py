@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tiercel.store.policy.choose import Choice
 
@@ -60,6 +61,27 @@ class DecisionLog:
         """At most `limit` decisions, the latest first."""
         with self._lock:
             return list(self._kept)[::-1][:limit]
+
+
+def as_json(decision: Decision) -> dict[str, Any]:
+    """A decision for people's programs: plain values, times in seconds."""
+    choice = decision.choice
+    expected = None if choice is None else {
+        "load_blocks": choice.blocks, "load_s": choice.load_s, "first_token_s": choice.expected_s,
+        "load_all_s": choice.all_s, "meet_from_block": choice.meet_from, "meet_s": choice.meet_s,
+        "compute_all_s": choice.recompute_s,
+    }  # fmt: skip
+    took = {"lookup_s": decision.lookup_s, "load_s": decision.load_s, "prefill_s": decision.prefill_s}
+    shown = {
+        "number": decision.number, "at_s": decision.at_s, "prompt_tokens": decision.prompt_tokens,
+        "block_tokens": decision.block_tokens, "found": dict(decision.found), "expected": expected,
+        "loaded": dict(decision.loaded), "met": dict(decision.met),
+        "computed_tokens": decision.computed_tokens, "took": took, "reason": decision.reason,
+    }  # fmt: skip
+    if not decision.done:
+        for name in ("number", "at_s", "loaded", "met", "computed_tokens", "took"):
+            del shown[name]
+    return shown
 
 
 def why(found: Mapping[str, int], first: int, meet: bool, choice: Choice | None) -> str:

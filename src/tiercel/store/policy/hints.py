@@ -34,7 +34,8 @@ class Hints:
     """Checked hints. `store` False keeps nothing of the request, `load` False reuses nothing for it.
 
     `pin_s` above 0 keeps its blocks from eviction for so long. `session` is a name under which prefetch,
-    demote and drop find what the last request of a conversation left.
+    demote and drop find what the last request of a conversation left. `sure`, which no request can say of
+    itself, stores at once whatever the admission policy is.
     """
 
     store: bool = True
@@ -42,6 +43,7 @@ class Hints:
     pin_s: float = 0.0
     session: str | None = None
     explain: bool = False
+    sure: bool = False
 
 
 def parse_hints(given: object, where: str = "tiercel") -> Hints:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tiercel.engines.transformers.request import Delta
+from tiercel.store.policy import Decision, as_json
 
 DONE = b"data: [DONE]\n\n"
 
@@ -30,6 +31,7 @@ class Answer:
     reused_tokens: int = 0
     finish_reason: str | None = None
     texts: list[str] = field(default_factory=list)
+    decision: Decision | None = None
 
     def add(self, delta: Delta) -> None:
         """Take one more token."""
@@ -37,6 +39,7 @@ class Answer:
         self.reused_tokens = delta.reused_tokens
         self.finish_reason = delta.finish_reason
         self.texts.append(delta.text)
+        self.decision = self.decision or delta.decision
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's account of it."""
@@ -50,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The shape of one request's answer. `created_s` is Unix time."""
+    """The shape of one request's answer. `created_s` is Unix time. `explain` adds what was decided."""
 
     chat: bool
     answer_id: str
@@ -58,6 +61,7 @@ class Writer:
     model: str
     fingerprint: str
     include_usage: bool
+    explain: bool = False
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The answer in one piece."""
@@ -69,24 +73,29 @@ class Writer:
         )
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": answer.finish_reason}
         kind = "chat.completion" if self.chat else "text_completion"
-        return self._frame(kind, [choice]) | {"usage": answer.usage()}
+        return self._frame(kind, [choice]) | {"usage": answer.usage()} | self._explained(answer)
 
     def first(self) -> Iterator[dict[str, Any]]:
         """What comes before the text: in a chat, whose turn it is."""
         if self.chat:
             yield self._chunk({"role": "assistant", "content": ""}, None)
 
-    def more(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """The chunks for one token: its text, if there is any yet, and how the answer ended."""
+    def more(self, delta: Delta, answer: Answer) -> Iterator[dict[str, Any]]:
+        """The chunks for one token: its text, if there is any yet, and how the answer so far ended."""
         if delta.text:
             yield self._chunk({"content": delta.text}, None)
         if delta.finish_reason is not None:
-            yield self._chunk({}, delta.finish_reason)
+            yield self._chunk({}, delta.finish_reason) | self._explained(answer)
 
     def last(self, answer: Answer) -> Iterator[dict[str, Any]]:
         """What comes after the text."""
         if self.include_usage:
             yield self._frame(self._chunk_kind, []) | {"usage": answer.usage()}
+
+    def _explained(self, answer: Answer) -> dict[str, Any]:
+        if not self.explain or answer.decision is None:
+            return {}
+        return {"tiercel": as_json(answer.decision)}
 
     @property
     def _chunk_kind(self) -> str:

@@ -26,9 +26,14 @@ from tiercel.web.api import faults
 from tiercel.web.api.completions import Completions, Service
 from tiercel.web.api.faults import ApiError
 from tiercel.web.api.metrics import Metrics
+from tiercel.web.api.steering import Steering
 
 _log = logging.getLogger("tiercel.serve")
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+DECISIONS = "/v1/cache/decisions"
+ACTIONS = {f"/v1/cache/{one}": one for one in "prefetch warm pin unpin demote drop explain".split()}
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", *ACTIONS, DECISIONS
+)  # fmt: skip
 _CLIENT_LEFT = 499
 _STARTED_S = int(time.time())
 
@@ -37,7 +42,7 @@ Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 def make_app(service: Service, api_key: str | None = None, lifespan: Lifespan | None = None) -> Starlette:
     """The application that serves `service`; with `api_key`, /v1 and /metrics are for its holders."""
-    pages = _Pages(service)
+    pages, steering = _Pages(service), Steering(service)
     app = Starlette(
         routes=[
             Route(PATHS[0], Completions(service, chat=True), methods=["POST"]),
@@ -46,6 +51,8 @@ def make_app(service: Service, api_key: str | None = None, lifespan: Lifespan | 
             Route("/v1/models/{name:path}", pages.model),
             Route(PATHS[3], pages.health),
             Route(PATHS[4], pages.metrics),
+            *(Route(path, steering.endpoint(action), methods=["POST"]) for path, action in ACTIONS.items()),
+            Route(DECISIONS, steering.decisions),
         ],
         middleware=[
             Middleware(_Counted, metrics=service.metrics),

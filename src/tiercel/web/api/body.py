@@ -14,6 +14,7 @@ import msgspec
 
 from tiercel.engines.transformers.request import Request
 from tiercel.errors import RequestError
+from tiercel.store.policy import HintError, Hints, parse_hints, parse_session, parse_ttl
 from tiercel.web.api.faults import ApiError, bad, show
 from tiercel.web.api.fields import HARMLESS, NEUTRAL, NEUTRAL_IN_MESSAGE, sift
 
@@ -25,6 +26,7 @@ _STOP_CHARS_MAX = 1024
 _SEED_MAX = 2**63 - 1
 _SALT_CHARS_MAX = 4096
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_PIN_S = 600.0
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 
 
@@ -45,6 +47,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    tiercel: Any = None
 
 
 class Part(msgspec.Struct):
@@ -66,6 +69,17 @@ class CompletionBody(Sampling, kw_only=True):
     prompt: str | list[str | int | list[int]]
 
 
+class TargetBody(msgspec.Struct, kw_only=True):
+    """What the endpoints under /v1/cache take: one prompt, by itself or by its session."""
+
+    model: str | None = None
+    prompt: str | list[str | int | list[int]] | None = None
+    messages: list[dict[str, Any]] | None = None
+    session: Any = None
+    cache_salt: str | None = None
+    ttl: Any = None
+
+
 B = TypeVar("B", ChatBody, CompletionBody)
 
 
@@ -78,6 +92,7 @@ class Asked:
     sampling: Sampling
     answer_tokens: int | None
     stop: tuple[str, ...]
+    hints: Hints
 
     @property
     def include_usage(self) -> bool:
@@ -98,6 +113,7 @@ class Asked:
                 seed=one.seed,
                 stop=self.stop,
                 salt=one.cache_salt,
+                hints=self.hints,
             )
         except RequestError as error:
             raise bad(str(error)) from None
@@ -106,9 +122,7 @@ class Asked:
 def parse_chat(raw: bytes, answer_tokens_max: int) -> Asked:
     """What a body of /v1/chat/completions asks for. Raises ApiError."""
     body = _convert(_read(raw), ChatBody)
-    if not body.messages:
-        raise bad("messages is empty; accepted is one message or more", "messages")
-    messages = tuple(_message(given, index) for index, given in enumerate(body.messages))
+    messages = _messages(body.messages)
     limits = {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
     given_limits = {name: limit for name, limit in limits.items() if limit is not None}
     if len(set(given_limits.values())) > 1:
@@ -120,7 +134,7 @@ def parse_chat(raw: bytes, answer_tokens_max: int) -> Asked:
     for name, limit in given_limits.items():
         _check_answer_tokens(name, limit, answer_tokens_max)
     wanted = next(iter(given_limits.values()), None)
-    return Asked(messages, True, body, wanted, _check_sampling(body))
+    return Asked(messages, True, body, wanted, _check_sampling(body), _hints(body))
 
 
 def parse_completion(raw: bytes, answer_tokens_max: int) -> Asked:
@@ -129,7 +143,42 @@ def parse_completion(raw: bytes, answer_tokens_max: int) -> Asked:
     if body.max_tokens is not None:
         _check_answer_tokens("max_tokens", body.max_tokens, answer_tokens_max)
     wanted = min(_COMPLETION_TOKENS, answer_tokens_max) if body.max_tokens is None else body.max_tokens
-    return Asked(_prompt(body.prompt), False, body, wanted, _check_sampling(body))
+    return Asked(_prompt(body.prompt), False, body, wanted, _check_sampling(body), _hints(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which prompt a call under /v1/cache is about: as asked for in a request, or a session's."""
+
+    asked: Asked | None
+    session: str | None
+    model: str | None
+    salt: str | None
+    ttl_s: float
+
+
+def parse_target(raw: bytes, *, ttl: bool, session: bool) -> Target:
+    """What a body under /v1/cache names; `ttl` and `session`: it may have these. Raises ApiError."""
+    names = [field.name for field in msgspec.structs.fields(TargetBody)]
+    unfit = {name for name, fits in (("ttl", ttl), ("session", session)) if not fits}
+    body = _typed(sift(_read(raw), [name for name in names if name not in unfit], {}), TargetBody, "")
+    given = [name for name in ("prompt", "messages", "session") if getattr(body, name) is not None]
+    if len(given) != 1:
+        accepted = "prompt, messages or session" if session else "prompt or messages"
+        told = " and ".join(given) or "nothing"
+        raise bad(f"{told} is given; accepted is one of {accepted}", given[1] if given else "prompt")
+    _check_salt(body.cache_salt)
+    asked = None
+    if body.session is None:
+        sampling = Sampling(cache_salt=body.cache_salt)
+        prompt = _prompt(body.prompt) if body.prompt is not None else _messages(body.messages or [])
+        asked = Asked(prompt, body.messages is not None, sampling, 1, (), Hints(sure=True))
+    try:
+        named = None if body.session is None else parse_session(body.session, "session")
+        ttl_s = _PIN_S if body.ttl is None else parse_ttl(body.ttl, "ttl")
+    except HintError as error:
+        raise bad(str(error), error.param) from None
+    return Target(asked, named, body.model, body.cache_salt, ttl_s)
 
 
 def _read(raw: bytes) -> dict[str, Any]:
@@ -167,6 +216,19 @@ def _mistyped(text: str, where: str) -> ApiError:
         return bad(f"{param} is missing", param, "missing_required_parameter")
     param = f"{where}{path}".rstrip(".")
     return bad(f"{param}: {what[:1].lower()}{what[1:]}", param, "invalid_type")
+
+
+def _messages(given: list[dict[str, Any]]) -> tuple[Mapping[str, str], ...]:
+    if not given:
+        raise bad("messages is empty; accepted is one message or more", "messages")
+    return tuple(_message(one, index) for index, one in enumerate(given))
+
+
+def _hints(body: Sampling) -> Hints:
+    try:
+        return parse_hints(body.tiercel)
+    except HintError as error:
+        raise bad(str(error), error.param) from None
 
 
 def _message(given: dict[str, Any], index: int) -> dict[str, str]:
@@ -214,6 +276,12 @@ def _check_answer_tokens(name: str, limit: int, answer_tokens_max: int) -> None:
         raise bad(f"{name} is {show(limit)}; accepted here is 1 to {answer_tokens_max}", name)
 
 
+def _check_salt(salt: str | None) -> None:
+    if salt is not None and not 1 <= len(salt) <= _SALT_CHARS_MAX:
+        # An empty salt is most likely a variable that was not set, and would share what was to be kept apart.
+        raise bad(f"cache_salt has {len(salt)} characters; accepted are 1 to {_SALT_CHARS_MAX}", "cache_salt")
+
+
 def _check_sampling(body: Sampling) -> tuple[str, ...]:
     """Refuse values out of range; returns the stop strings."""
     if not 0.0 <= body.temperature <= _TEMPERATURE_MAX:
@@ -226,12 +294,7 @@ def _check_sampling(body: Sampling) -> tuple[str, ...]:
         raise bad(f"seed is {show(body.seed)}; accepted is 0 to {_SEED_MAX}", "seed")
     if body.stream_options is not None and not body.stream:
         raise bad("stream_options is given without stream; accepted is both or none", "stream_options")
-    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= _SALT_CHARS_MAX:
-        # An empty salt is most likely a variable that was not set, and would share what was to be kept apart.
-        raise bad(
-            f"cache_salt has {len(body.cache_salt)} characters; accepted are 1 to {_SALT_CHARS_MAX}",
-            "cache_salt",
-        )
+    _check_salt(body.cache_salt)
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     if len(stop) > _STOPS_MAX:
         raise bad(f"stop has {len(stop)} strings; accepted are up to {_STOPS_MAX}", "stop")

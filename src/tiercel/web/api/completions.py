@@ -30,6 +30,7 @@ from tiercel.web.api.faults import ApiError, bad, show
 from tiercel.web.api.intake import GONE, ClientGone, Intake, client_gone, watched
 from tiercel.web.api.metrics import Metrics
 from tiercel.web.api.queue import GenerationQueue, Job
+from tiercel.web.api.sessions import Sessions
 
 _log = logging.getLogger("tiercel.serve")
 # A stream's client that reads no more is let go this long after the request's deadline.
@@ -43,7 +44,8 @@ class Service:
     def __init__(self, loaded: Loaded, limits: ServeConfig) -> None:
         self.loaded, self.limits = loaded, limits
         self.metrics = Metrics(loaded.store, loaded.engine.block_tokens, limits.queue_requests)
-        self.queue = GenerationQueue(loaded.engine, limits.queue_requests, self.metrics)
+        self.sessions = Sessions()
+        self.queue = GenerationQueue(loaded.engine, limits.queue_requests, self.metrics, self.sessions)
         self.intake = Intake(limits.max_body_bytes, limits.queue_requests + 16)
         # Tokenising a long prompt takes a while: beside the engine, not in front of the other clients.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -140,6 +142,7 @@ class Completions:
             model=facts.name,
             fingerprint=facts.fingerprint,
             include_usage=asked.include_usage,
+            explain=asked.hints.explain,
         )
 
 
@@ -170,7 +173,7 @@ async def _stream(
                 await _start(send, writer, _EVENTS, (b"cache-control", b"no-cache"))
                 for chunk in writer.first():
                     await put(event(chunk))
-            for chunk in writer.more(delta):
+            for chunk in writer.more(delta, answer):
                 await put(event(chunk))
         for chunk in writer.last(answer):
             await put(event(chunk))

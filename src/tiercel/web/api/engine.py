@@ -6,20 +6,30 @@ It is the only module of the server that loads a model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tiercel.blocks import Chain
 from tiercel.config import Config
 from tiercel.engines.transformers import Event, Request, open_engine
-from tiercel.store import StoreStats
+from tiercel.store import Hit, StoreStats
+from tiercel.store.policy import Decision, DecisionLog
 
 
 class Engine(Protocol):
-    """One loaded model. `generate` is used by one thread at a time, the others beside it by another one."""
+    """One loaded model. `generate` is used by one thread at a time, the others beside it by other ones."""
 
     @property
     def block_tokens(self) -> int: ...
+
+    @property
+    def decisions(self) -> DecisionLog: ...
+
+    def chain(self, tokens: Sequence[int], salt: str | None = None) -> Chain | None: ...
+
+    def explain(self, tokens: Sequence[int], *, salt: str | None = None) -> Decision: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -29,9 +39,21 @@ class Engine(Protocol):
 
 
 class Store(Protocol):
-    """What the server asks of a store: figures, and to write down and close within a deadline."""
+    """What the server asks of a store: figures, steering, to write down and close within a deadline."""
 
     def stats(self) -> StoreStats: ...
+
+    def lookup(self, chain: Chain, deadline_s: float = 0.05) -> Hit: ...
+
+    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
+
+    def pin(self, chain: Chain, ttl_s: float) -> int: ...
+
+    def unpin(self, chain: Chain) -> None: ...
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
 
     def flush(self, deadline_s: float = 30.0) -> bool: ...
 

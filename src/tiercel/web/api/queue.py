@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -28,6 +28,7 @@ from tiercel.web.api import faults
 from tiercel.web.api.engine import Engine
 from tiercel.web.api.faults import ApiError
 from tiercel.web.api.metrics import Metrics, slowest
+from tiercel.web.api.sessions import Sessions
 
 _log = logging.getLogger("tiercel.serve")
 _RETRY_S_MAX = 60
@@ -37,6 +38,7 @@ class Job:
     """One request in the queue or in the engine. Made on the event loop that reads its `inbox`.
 
     The inbox gets the answer's tokens and ends with the one that has a finish reason, or with an `ApiError`.
+    `ended` is set once the engine has done with the request altogether, blocks stored and all.
     """
 
     def __init__(self, request: Request, arrived_s: float) -> None:
@@ -46,6 +48,7 @@ class Job:
         self.stopped: ApiError | None = None
         self.over = False
         self.inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
+        self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     async def deltas(self) -> AsyncGenerator[Delta]:
@@ -63,6 +66,11 @@ class Job:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self.inbox.put_nowait, item)
 
+    def end(self) -> None:
+        """The engine has done with it; from any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.ended.set)
+
 
 class Seat:
     """A place in the queue, taken before the prompt's tokens are known."""
@@ -79,8 +87,11 @@ class Seat:
 class GenerationQueue:
     """Takes up to `waiting_max` requests beside the one that is being answered."""
 
-    def __init__(self, engine: Engine, waiting_max: int, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: Engine, waiting_max: int, metrics: Metrics, sessions: Sessions | None = None
+    ) -> None:
         self._engine, self._waiting_max, self._metrics = engine, waiting_max, metrics
+        self._sessions = Sessions() if sessions is None else sessions
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
@@ -177,6 +188,13 @@ class GenerationQueue:
         with self._lock:
             return len(self._waiting) + self._seats, int(self._running is not None)
 
+    @property
+    def settling(self) -> Job | None:
+        """The request whose client has its answer, while the engine still stores what came of it."""
+        with self._lock:
+            running = self._running
+        return running if running is not None and running.over else None
+
     # The worker thread's side.
 
     def _start_pump_locked(self) -> None:
@@ -185,7 +203,10 @@ class GenerationQueue:
 
     def _pump(self) -> None:
         while (job := self._next()) is not None:
-            self._answer(job)
+            try:
+                self._answer(job)
+            finally:
+                job.end()
 
     def _next(self) -> Job | None:
         with self._lock:
@@ -199,6 +220,7 @@ class GenerationQueue:
     def _answer(self, job: Job) -> None:
         started_s = time.monotonic()
         self._metrics.queued.observe(started_s - job.arrived_s)
+        self._note_session(job.request, job.request.tokens)
         # An engine's iterator is a generator: closing it gives back what it holds.
         answer = self._engine.generate(job.request, stop=lambda: job.stopped is not None)
         events = cast("Generator[Event, None, None]", answer)
@@ -218,10 +240,17 @@ class GenerationQueue:
         assert job.first_token_s is not None
         ttft_s = job.first_token_s - job.arrived_s
         self._metrics.answered(result, ttft_s)
+        self._note_session(job.request, [*job.request.tokens, *result.tokens])
         _log.info(
             "%d prompt tokens, %d of them reused (source %s); %d generated; first token after %.3f s",
             result.prompt_tokens, result.reused_tokens, slowest(result), len(result.tokens), ttft_s,
         )  # fmt: skip
+
+    def _note_session(self, request: Request, tokens: Sequence[int]) -> None:
+        session = request.hints.session
+        chain = self._engine.chain(tokens, request.salt) if session is not None else None
+        if session is not None and chain is not None:
+            self._sessions.note(request.salt, session, chain)
 
     def _pump_ended(self, pump: Future[None]) -> None:
         """Runs in the worker thread: an engine that failed costs its own request, the next one goes on."""
