@@ -35,7 +35,7 @@ class DaemonError(TiercelError):
 
 
 class TierUnreachable(TierError):
-    """A tier's place does not answer now, though nothing is wrong with how it is named; it may answer later."""
+    """A tier's place does not answer now, though it is named properly; it may answer later."""
 
 
 class ModelError(TiercelError):

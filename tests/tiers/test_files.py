@@ -93,7 +93,9 @@ def test_d51_no_name_comes_near_the_limit_and_distinct_keys_have_distinct_paths(
             keys += Scope(one, adapter=adapter, salt=salt).chain(range(400)).keys
     paths = [record_path(key) for key in keys]
     assert len(set(paths)) == len(keys) == 1000
-    names = [part for path in paths for part in path.split("/")] + [temp_name().replace(".tmp", "0" * 12 + ".tmp")]
+    names = [part for path in paths for part in path.split("/")] + [
+        temp_name().replace(".tmp", "0" * 12 + ".tmp")
+    ]
     assert max(len(os.fsencode(name)) for name in names) <= NAME_BYTES_MAX
     assert not any(part in ("", ".", "..") for path in paths for part in path.split("/"))
 

@@ -42,7 +42,9 @@ def side_stream(device: torch.device) -> AbstractContextManager[object]:
 
     For targets that no queued kernel reads or writes; `copy_in` waits for the copies it queued.
     """
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def copy_in(payload: memoryview, parts: Iterable[torch.Tensor]) -> None:
