@@ -50,7 +50,10 @@ COMMANDS: dict[str, Row] = {
     ),
     "serve": Row("tiercel.cli.serve:command", "An OpenAI-compatible server on a cached model.", RUN),
     "daemon": Row("tiercel.cli.daemon:command", "One store for all engines of this host.", RUN),
-    "cache": Row("tiercel.cli.cache:command", "List, verify, clear, copy or warm what is cached.", RUN),
+    "cache": Row(
+        "tiercel.cli.cache:command", "List, verify, clear, copy, warm or steer what is cached.", RUN
+    ),
+    "explain": Row("tiercel.cli.explain:command", "What a server would do with a prompt, and why.", RUN),
     "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),
 }
 

@@ -1,4 +1,4 @@
-"""`tiercel cache ls | verify | clear | copy | warm`: look into tiers, check, clear and fill them.
+"""`tiercel cache`: look into tiers, check, clear and fill them; steer the prompts of a running server.
 
 A directory that is not a cache is refused, whatever is asked. Only `clear` and `verify` delete, and only
 records. Results go to stdout, progress to stderr; Ctrl-C ends each in order and tells what was done.
@@ -19,6 +19,7 @@ import click
 from tiercel.cli import EXIT_INTERRUPTED
 from tiercel.cli.cache_copy import copy_command
 from tiercel.cli.cache_places import open_places
+from tiercel.cli.cache_steer import steer_commands
 from tiercel.cli.cache_warm import warm_command
 from tiercel.cli.options import config_options, load_config
 from tiercel.cli.progress import ProgressLine
@@ -39,7 +40,7 @@ _TO_THE_RIGHT = frozenset({"TOKENS", "BLOCKS", "SIZE"})
 
 @click.group()
 def command() -> None:
-    """Look into caches, check them, clear them, copy and fill them.
+    """Look into caches, check them, clear them, copy and fill them; steer single prompts of a server.
 
     A PLACE is a directory, the URL of a tier, or a tier of the configuration by its name or number; without
     one it is every configured tier. All commands work while stores use the places.
@@ -48,6 +49,8 @@ def command() -> None:
 
 command.add_command(copy_command)
 command.add_command(warm_command)
+for steer_command in steer_commands():
+    command.add_command(steer_command)
 
 
 def _places(function: F) -> F:

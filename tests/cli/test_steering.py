@@ -1,0 +1,174 @@
+"""`tiercel cache prefetch | pin | unpin | demote | drop` and `tiercel explain` against a real server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.web.api.conftest import ServerProcess
+
+from tiercel.cli import run
+from tiercel.cli.explain import lines
+
+BLOCK = 32
+LONG = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 12
+MESSAGES = [{"role": "user", "content": LONG + "Who jumps?"}]
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("steered")
+    options = ("--ram", "128MiB", "--disk", str(folder / "kv"), "--disk-size", "1GB")
+    tokens = ("--set", f"model.block_tokens={BLOCK}", "--set", "store.load=always")
+    with ServerProcess(
+        str(model_dir), *options, *tokens, log=folder / "log", env={"TIERCEL_API_KEY": "k"}
+    ) as one:
+        yield one
+        assert one.end() == 0
+
+
+@pytest.fixture
+def ask(server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("TIERCEL_API_KEY", "k")
+
+    def call(*args: str) -> dict[str, Any]:
+        assert run([*args, "--url", server.url, "--json"]) == 0, capsys.readouterr().err
+        return dict(json.loads(capsys.readouterr().out))
+
+    return call
+
+
+@pytest.mark.model
+def test_a_conversation_is_steered_by_its_session_and_by_its_messages(
+    server: ServerProcess, ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "messages.json"
+    file.write_text(json.dumps(MESSAGES))
+    assert ask("explain", "--messages", str(file))["found"] == {}
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 8, "tiercel": {"session": "agent-7"}}
+    headers = {"authorization": "Bearer k"}
+    answered = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+    assert answered.status_code == 200
+    blocks = ask("explain", "--messages", str(file))["found"]["ram"]
+    assert blocks >= 5
+    assert ask("cache", "demote", "--session", "agent-7")["done"] >= blocks
+    assert ask("explain", "--messages", str(file))["found"] == {"disk": blocks}
+    assert ask("cache", "prefetch", "--messages", str(file))["done"] >= blocks
+    assert ask("explain", "--messages", str(file))["found"] == {"ram": blocks}
+    assert ask("cache", "pin", "--session", "agent-7", "--ttl", "1m")["done"] >= blocks
+    assert ask("cache", "unpin", "--session", "agent-7")["action"] == "unpin"
+    assert run(["explain", "--messages", str(file), "--url", server.url]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("prompt ")
+    assert f"({blocks} in ram)" in said[1]
+    assert said[-1].startswith("so ")
+    assert ask("explain", "--messages", str(file), "--salt", "other")["found"] == {}
+    assert ask("cache", "drop", "--session", "agent-7")["done"] >= blocks
+    assert ask("explain", "--messages", str(file))["found"] == {}
+    listed = httpx.get(f"{server.url}/v1/cache/decisions", headers=headers)
+    assert "fox" not in listed.text
+
+
+@pytest.mark.model
+def test_a_text_and_a_file_name_the_same_prompt(server: ServerProcess, ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "doc.txt").write_text(LONG)
+    by_text, by_file = ask("explain", LONG), ask("explain", "--file", str(tmp_path / "doc.txt"))
+    assert by_text["prompt_tokens"] == by_file["prompt_tokens"] > 100
+
+
+@pytest.mark.model
+def test_without_the_key_nothing_is_told(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TIERCEL_API_KEY", raising=False)
+    assert run(["cache", "drop", "hello", "--url", server.url]) == 2
+    error = capsys.readouterr().err
+    assert "the API key is missing or wrong" in error
+    assert error.count("\n") == 1
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert run(list(args)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["explain"], "no prompt given; accepted is one of PROMPT, --file, --messages"),
+        (["cache", "pin"], "no prompt given"),
+        (["cache", "pin", "a", "--session", "b"], "PROMPT and --session given"),
+        (["cache", "pin", "--file", "/no/such/file"], "No such file"),
+        (["cache", "pin", "--messages", __file__], "is not JSON; accepted: a list of messages"),
+        (["explain", "a", "--url", "localhost:8000"], "is no URL; accepted: such as http://127.0.0.1:8000"),
+        (["explain", "a", "--url", "http://127.0.0.1:9"], "cannot be asked"),
+        (["explain", "a", "--url", "file:///etc/passwd"], "is no URL"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
+    assert words in refused(capsys, *args)
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """Something else that listens: it redirects, or answers what is no JSON."""
+
+    asked: list[tuple[str, str | None]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append((self.path, self.headers.get("Authorization")))
+        self.rfile.read(int(self.headers["Content-Length"]))
+        away = self.path == "/away/v1/cache/explain"
+        self.send_response(302 if away else 200)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    do_GET = do_POST
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_another_server_is_told_apart_and_a_key_goes_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIERCEL_API_KEY", "k")
+    odd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    threading.Thread(target=odd.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{odd.server_address[1]}"
+        assert "answered no JSON" in refused(capsys, "explain", "a", "--url", url)
+        assert "answered no JSON" in refused(capsys, "explain", "a", "--url", f"{url}/away")
+        assert Odd.asked == [("/v1/cache/explain", "Bearer k"), ("/away/v1/cache/explain", "Bearer k")]
+    finally:
+        odd.shutdown()
+        odd.server_close()
+
+
+def test_a_decision_is_a_few_clear_lines() -> None:
+    told = {
+        "prompt_tokens": 2100, "block_tokens": 256, "found": {"ram": 2, "disk": 6},
+        "expected": {
+            "load_blocks": 3, "load_s": 0.1, "first_token_s": 0.5, "load_all_s": 3.25, "meet_s": 0.75,
+            "compute_all_s": 1.5, "meet_from_block": 6,
+        },
+        "reason": "because",
+    }  # fmt: skip
+    assert lines(told) == [
+        "prompt    2,100 tokens, blocks of 256",
+        "stored    8 blocks, 2,048 tokens (2 in ram, 6 in disk)",
+        "compute   1.50 s without the cache",
+        "load all  3.25 s to the first token",
+        "load some 500.0 ms with the first 3 blocks",
+        "both      750.0 ms, loading from the end while computing",
+        "so        because",
+    ]
