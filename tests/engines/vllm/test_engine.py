@@ -52,7 +52,7 @@ def engine(model_dir: Path, tier: Path, reference: object) -> Iterator[Engine]:
 def whole_blocks(asked: Sequence[list[int]]) -> int:
     """Tokens that can come from the store.
 
-    On a host with far more work than cores a question to the daemon may time out, and that prompt is computed:
+    On a host with far more work than cores a question to the daemon may time out and its prompt be computed:
     what every single prompt finds is checked where time plays no part.
     """
     return sum((len(one) - 1) // BLOCK * BLOCK for one in asked)
