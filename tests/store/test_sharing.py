@@ -215,7 +215,7 @@ def test_a_directory_removed_while_running_fails_quietly_and_is_used_again(tmp_p
         in_step(store)
         assert lane(store).stats().counters.failed > 0
         (tmp_path / "away").rename(root)
-        assert eventually(lambda: lane(store).available(time.monotonic()))
+        assert eventually(lambda: lane(store).gate.available(time.monotonic()))
         in_step(store)
         drop_ram(store)
         assert store.lookup(chain(8), 0).blocks == 8

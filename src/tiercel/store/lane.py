@@ -13,14 +13,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
 from tiercel.blocks import BlockKey, Header, record_bytes, verify
-from tiercel.store.breaker import Breaker
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import TierCounters, TierStats
+from tiercel.store.gate import Gate
 from tiercel.store.journal import Journal
 from tiercel.store.lane_index import KEYS_MAX, Cell, LaneIndex, Room
 from tiercel.store.options import LaneOptions, WriteMode
@@ -36,8 +35,6 @@ _FULL_PAUSE_S = 5.0
 _SPARE_SHARE, _SPARE_BYTES_MAX = 0.01, 1 << 30
 _SPARE_CHECK_S = 1.0
 _SCAN_BATCH = 4096
-# Those who wait for a probe to end look up this often, for one that hangs tells nobody.
-_WAKE_S = 0.25
 _NO_RECORD = bytes(8)
 
 
@@ -65,11 +62,9 @@ class Lane:
         self.scanned = False
         self._lock = lock
         self._faults = faults
-        self._breaker = Breaker()
-        self._running: dict[int, float] = {}
+        self.gate = Gate(lock, options.deadline_s, faults)
         self._paused_until_s = 0.0
         self._room_checked_s = -_SPARE_CHECK_S
-        self._closed = False
         if isinstance(tier, Recycles):
             # One deletion per write is then what is fastest.
             self.index.evict_ahead = 0.0
@@ -81,21 +76,9 @@ class Lane:
         """Whether the tier holds a block worth asking for."""
         return self.index.has(key, time.monotonic())
 
-    def available(self, now_s: float) -> bool:
-        """Whether a call may be made now: open, not broken nor being probed, not stuck in an earlier call."""
-        return not self._closed and self._breaker.allows(now_s) and not self.stuck(now_s)
-
-    def hopeless(self, now_s: float) -> bool:
-        """Whether what waits to be moved waits in vain. While the tier is being probed it does not."""
-        return not self.available(now_s) and not (self._breaker.probe_out and not self.stuck(now_s))
-
-    def stuck(self, now_s: float) -> bool:
-        """Whether some call is out for longer than the deadline."""
-        return bool(self._running) and now_s - min(self._running.values()) >= self.options.deadline_s
-
     def takes(self, now_s: float) -> bool:
         """Whether a write may be tried now."""
-        return self._writes(now_s) and self.available(now_s)
+        return self._writes(now_s) and self.gate.available(now_s)
 
     def _writes(self, now_s: float) -> bool:
         return self.options.write is not WriteMode.OFF and now_s >= self._paused_until_s
@@ -108,7 +91,7 @@ class Lane:
             used_bytes=self.index.used_bytes,
             cap_bytes=self.options.cap_bytes,
             pending_writes=self.pending_writes,
-            breaker=self._breaker.state(time.monotonic()).value,
+            breaker=self.gate.breaker.state(time.monotonic()).value,
             counters=self.counters,
         )
 
@@ -116,7 +99,7 @@ class Lane:
 
     def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Header | None]:
         """Fill the buffers and check every byte. None for a block that did not come back as itself."""
-        with self._permit() as permitted:
+        with self.gate.permit() as permitted:
             return self._read(keys, records) if permitted else [None] * len(keys)
 
     def _read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Header | None]:
@@ -158,7 +141,7 @@ class Lane:
         at no time found.
         """
         self._check_room()
-        with self._permit() as permitted:
+        with self.gate.permit() as permitted:
             return self._write(keys, records, gone, permitted)
 
     def _write(
@@ -221,7 +204,7 @@ class Lane:
 
         Found ones enter the index with a guessed size until they are read or scanned.
         """
-        with self._permit(wait=False) as permitted:
+        with self.gate.permit(wait=False) as permitted:
             if not permitted:
                 return 0
             with self._lock:
@@ -230,7 +213,7 @@ class Lane:
             with self._lock:
                 now_s = time.monotonic()
                 if any(there):
-                    self._breaker.answered(now_s)
+                    self.gate.breaker.answered(now_s)
                 found = 0
                 for key, seems_there in zip(keys, there, strict=False):
                     stale = generation != self.index.generation
@@ -269,7 +252,7 @@ class Lane:
         stored.sort(key=lambda one: one.used_s, reverse=True)
         for start in range(0, len(stored), _SCAN_BATCH):
             with self._lock:
-                if self._closed or generation != self.index.generation:
+                if self.gate.closed or generation != self.index.generation:
                     return
                 now_s = time.monotonic()
                 for one in stored[start : start + _SCAN_BATCH]:
@@ -293,12 +276,12 @@ class Lane:
 
     def keep_in_step(self) -> float | None:
         """Learn what others do in the place; after how many seconds to do so again, None if never."""
-        return self._sharing.round() if self._sharing and not self._closed else None
+        return self._sharing.round() if self._sharing and not self.gate.closed else None
 
     def close(self, deadline_s: float) -> None:
         """Call the tier no more and let it end; one that does not within the deadline is left behind."""
         with self._lock:
-            self._closed = True
+            self.gate.closed = True
         closer = threading.Thread(
             target=lambda: _answer(self._close_tier, bool, 1), name=f"tiercel-{self.name}-close", daemon=True
         )
@@ -311,27 +294,8 @@ class Lane:
 
     # Inner workings.
 
-    @contextmanager
-    def _permit(self, wait: bool = True) -> Iterator[bool]:
-        """Whether a call may be made. While one probes the tier, others wait for what it shows."""
-        with self._lock:
-            while wait and self._breaker.probe_out and not self._closed:
-                if self.stuck(time.monotonic()):
-                    break
-                self._lock.wait(_WAKE_S)
-            now_s = time.monotonic()
-            permitted = self.available(now_s)
-            probe = permitted and self._breaker.begin(now_s)
-        try:
-            yield permitted
-        finally:
-            if probe:
-                with self._lock:
-                    self._breaker.ended()
-                    self._lock.notify_all()
-
     def _read_went_well(self, key: BlockKey, header: Header) -> None:
-        self._breaker.succeeded()
+        self.gate.breaker.succeeded()
         self.counters.read_blocks += 1
         self.counters.read_bytes += record_bytes(header.payload_bytes)
         if self.has(key):
@@ -341,7 +305,7 @@ class Lane:
     def _read_failed(self, key: BlockKey, outcome: Outcome, reason: str) -> bool:
         """Count a bad read and stop believing the entry. True if the record is rotten and must go."""
         if outcome.fate is not Fate.FAILED:
-            self._breaker.answered(time.monotonic())
+            self.gate.breaker.answered(time.monotonic())
         if outcome.fate is Fate.MISSING:
             self.counters.missing += 1
             self.index.forget([key])
@@ -386,7 +350,7 @@ class Lane:
             self.index.used_bytes -= sizes[key]
             # Also one that nobody wants any more tells how the tier fares.
             if outcome.fate is Fate.OK:
-                self._breaker.succeeded()
+                self.gate.breaker.succeeded()
             else:
                 self._write_failed(outcome)
             if gone(index):
@@ -404,7 +368,7 @@ class Lane:
     def _write_failed(self, outcome: Outcome) -> None:
         self.counters.writes_dropped += 1
         if outcome.fate is Fate.FULL:
-            self._breaker.answered(time.monotonic())
+            self.gate.breaker.answered(time.monotonic())
             self._pause(outcome.reason)
         else:
             self._count_failure("write", outcome.reason)
@@ -416,7 +380,7 @@ class Lane:
             if now_s - self._room_checked_s < _SPARE_CHECK_S or not self.takes(now_s):
                 return
             self._room_checked_s = now_s
-        with self._timed():
+        with self.gate.timed():
             answer = _answer(lambda: [self.tier.usage()], Usage, 1)
         if isinstance(answer, str) or answer[0].free_bytes is None or answer[0].total_bytes is None:
             return
@@ -434,7 +398,7 @@ class Lane:
 
     def _count_failure(self, what: str, reason: str) -> None:
         self.counters.failed += 1
-        if self._breaker.failed(time.monotonic()):
+        if self.gate.breaker.failed(time.monotonic()):
             self.counters.breaker_opened += 1
         self._faults.note(f"{self.name}.{what}", f"{self.name}: {what} failed ({reason}); treated as a miss")
 
@@ -446,12 +410,12 @@ class Lane:
         """What the tier says to a call about some keys."""
         if not keys:
             return []
-        with self._timed():
+        with self.gate.timed():
             answer = _answer(lambda: call(keys, *args), Outcome, len(keys))
         return answer if isinstance(answer, list) else [Outcome(Fate.FAILED, answer)] * len(keys)
 
     def _ask(self, keys: Sequence[BlockKey]) -> list[bool]:
-        with self._timed():
+        with self.gate.timed():
             answer = _answer(lambda: self.tier.contains(keys), bool, len(keys))
         return answer if isinstance(answer, list) else self._failed_to("contains", answer, [])
 
@@ -464,7 +428,7 @@ class Lane:
         self, call: Callable[[Sequence[BlockKey]], list[float | None]], keys: list[BlockKey]
     ) -> list[float | None]:
         """When the tier says that records were last used; None where it does not."""
-        with self._timed():
+        with self.gate.timed():
             answer = _answer(lambda: call(keys), object, len(keys))
         if not isinstance(answer, list):
             return self._failed_to("dates", answer, [None] * len(keys))
@@ -475,19 +439,6 @@ class Lane:
             self._count_failure(what, reason)
         self._faults.emit()
         return instead
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Note when a call began, so that one that hangs makes the lane unavailable."""
-        call = object()
-        with self._lock:
-            self._running[id(call)] = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._running[id(call)]
-            self._faults.emit()
 
 
 def _answer(call: Callable[[], Iterable[T]], kind: type[T], count: int | None) -> list[T] | str:

@@ -80,7 +80,7 @@ class Traffic:
 
     def give_up_locked(self, now_s: float) -> None:
         """Drop what waits for a tier that is down or stuck: it would only keep slots from use."""
-        if (self._up or self._down) and self.lane.hopeless(now_s):
+        if (self._up or self._down) and self.lane.gate.hopeless(now_s):
             self._drop_waiting_locked()
 
     def _drop_waiting_locked(self) -> None:

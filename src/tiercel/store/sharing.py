@@ -50,7 +50,7 @@ class Sharing:
         lane = self._lane
         with self._lock:
             lane.index.now_min = _minute()
-            usable = lane.available(started_s)
+            usable = lane.gate.available(started_s)
         if usable:
             self._date()
             self._look()

@@ -305,7 +305,7 @@ class TieredStore:
             return []
         self.give_up_locked()
         now_s = time.monotonic()
-        lanes = [traffic.lane for traffic in self._traffic if traffic.lane.available(now_s)]
+        lanes = [traffic.lane for traffic in self._traffic if traffic.lane.gate.available(now_s)]
         sources: list[str] = []
         get = self.ram.get
         for key in keys:
@@ -339,7 +339,7 @@ class TieredStore:
         """The fastest tier that has a block and may be asked now."""
         now_s = time.monotonic()
         for traffic in self._traffic:
-            if traffic.lane.has(key) and traffic.lane.available(now_s):
+            if traffic.lane.has(key) and traffic.lane.gate.available(now_s):
                 return traffic
         return None
 
@@ -351,7 +351,8 @@ class TieredStore:
     def stuck_locked(self, source: str) -> bool:
         """Whether a tier does not answer, so that waiting for a load from it is in vain."""
         now_s = time.monotonic()
-        return any(traffic.lane.name == source and traffic.lane.stuck(now_s) for traffic in self._traffic)
+        lanes = [traffic.lane for traffic in self._traffic if traffic.lane.name == source]
+        return any(lane.gate.stuck(now_s) for lane in lanes)
 
     def load_locked(self, key: BlockKey, traffic: Traffic, *, tick: int, fence: int) -> Entry | None:
         """Start loading a block, into a slot to keep it in or else for staging. None: no slot, or refused."""

@@ -1,8 +1,8 @@
 """Loading a prefix from its end while the engine computes it from its beginning, until they meet.
 
 The idea of Cake (Jin et al., "Compute Or Load KV Cache? Why Not Both?", 2024): neither waits for the other,
-so a slow tier helps as far as it can and never delays. Later blocks cost more to compute, and are loaded first.
-A load that fails or stalls costs nothing but the blocks it did not bring. Decides nothing about tiers.
+so a slow tier helps as far as it can and never delays. Later blocks cost more to compute, and are loaded
+first. A load that fails or stalls costs nothing but the blocks it did not bring. Decides nothing about tiers.
 """
 
 from __future__ import annotations
