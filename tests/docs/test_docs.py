@@ -48,6 +48,7 @@ COMMANDS_OF_PAGE = {
     "daemon": ["daemon", "daemon status"],
     "demo": ["demo"],
     "plan": ["plan", "dashboard"],
+    "policies": ["cache clear", "serve", "explain", "cache pin"],
     "serve": ["serve"],
     "simulate": ["simulate", "simulate synth"],
     "sizing": ["size"],

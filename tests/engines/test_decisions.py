@@ -101,8 +101,10 @@ def test_a_choice_is_told_with_what_was_expected(open_engine: Open, tier: Slow, 
     assert result.stored_blocks >= 8
     warm, _ = answer(engine, tokens)
     assert warm.choice is not None
-    assert "8 blocks found (8 in ram): loading them is expected to take " in warm.reason
-    assert "computing all to take 2" in warm.reason
+    assert (
+        "8 blocks found (8 in ram): loading them and computing the rest is expected to take " in warm.reason
+    )
+    assert "computing all 2" in warm.reason
     store = store_of(engine)
     assert store.flush(10)
     drop_ram(store)

@@ -46,7 +46,8 @@ def lines(told: dict[str, Any]) -> list[str]:
         if 0 < expected["load_blocks"] < blocks:
             best = _time(expected["first_token_s"])
             shown.append(f"load some {best} with the first {expected['load_blocks']} blocks")
-        shown.append(f"both      {_time(expected['meet_s'])}, loading from the end while computing")
+        if expected["meet_s"] < min(expected["first_token_s"], expected["compute_all_s"]):
+            shown.append(f"both      {_time(expected['meet_s'])}, loading from the end while computing")
     return [*shown, f"so        {told['reason']}"]
 
 

@@ -90,25 +90,21 @@ def why(found: Mapping[str, int], first: int, meet: bool, choice: Choice | None)
     places = " and ".join(f"{count} in {place}" for place, count in found.items())
     if choice is None:
         return f"{_blocks(blocks)} found ({places}) and loaded without comparing"
-    compute = f"computing all is expected to take {_seconds(choice.recompute_s)}"
+    compute = f"computing all {_seconds(choice.recompute_s)}"
     if meet:
         return (
             f"{_blocks(blocks)} found ({places}): loading from the end while computing from the beginning is "
             f"expected to take {_seconds(choice.meet_s)}, {compute}"
         )
     if first == blocks:
-        return f"{_blocks(blocks)} found ({places}): loading them is expected to take {_with_rest(choice)}"
+        return (
+            f"{_blocks(blocks)} found ({places}): loading them and computing the rest is expected to take "
+            f"{_seconds(choice.expected_s)}, computing all {_seconds(choice.recompute_s)}"
+        )
     part = f"the first {first} are loaded, the others computed" if first else "all is computed"
     return (
         f"{_blocks(blocks)} found ({places}), {part}: loading all is expected to take "
         f"{_seconds(choice.all_s)}, {compute}"
-    )
-
-
-def _with_rest(choice: Choice) -> str:
-    return (
-        f"{_seconds(choice.load_s)} and the first token to come after {_seconds(choice.expected_s)}, "
-        f"computing all to take {_seconds(choice.recompute_s)}"
     )
 
 
