@@ -281,6 +281,23 @@ def test_a_reset_forgets_everything_at_once(tmp_path: Path) -> None:
         assert engine.cached(engine.run("restarted", tokens)) == 0
 
 
+def test_what_was_computed_before_a_reset_is_not_stored_after_it(tmp_path: Path) -> None:
+    """D06: requests that run through a reset carry KV of the old weights to their end."""
+    store, tokens = toy_store(), prompt(100)
+    with Toy(tmp_path, store).start() as engine:
+        engine.add("running", tokens, 60)
+        for _ in range(4):
+            engine.step()
+        assert engine.connector.reset_cache()
+        engine.drain()
+        engine.check("running")
+        assert store.stats().ram_blocks == 0
+        engine.forget()
+        engine.run("after", tokens, 60)
+        engine.settled()
+        assert store.stats().ram_blocks == 9
+
+
 def test_figures_add_up(tmp_path: Path) -> None:
     """D39: hits over looked-up tokens, bytes and blocks as moved."""
     with Toy(tmp_path, toy_store()).start() as engine:

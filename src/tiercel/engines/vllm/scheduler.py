@@ -60,6 +60,8 @@ class _Tracked:
     asked_at: int = -1
     failed: bool = False
     counted: bool = False
+    # While the request has been preempted so many times, its blocks belong to names that are void.
+    void_at: int = -1
     offered: tuple[int, int] = (0, 0)
 
 
@@ -192,7 +194,7 @@ class SchedulerSide:
         if state is not None:
             for request, tokens in output.num_scheduled_tokens.items():
                 tracked = self._requests.get(request)
-                if tracked is None:
+                if tracked is None or tracked.void_at == tracked.request.num_preemptions:
                     continue
                 done = self._complete_blocks(tracked, tokens)
                 if done > tracked.saved and (tables := state.get_block_ids(request)) is not None:
@@ -244,6 +246,9 @@ class SchedulerSide:
         self.identity = identity
         for tracked in self._requests.values():
             tracked.ask, tracked.saved = None, 0
+            if tracked.request.num_computed_tokens:
+                # Computed or being loaded under the old names: only once computed anew may it be stored.
+                tracked.void_at = tracked.request.num_preemptions
 
     # Inner workings.
 
