@@ -98,6 +98,8 @@ questions = st.one_of(
     st.just(wire.Release()),
     st.builds(wire.Pin, chain=named, ttl_s=seconds),
     st.builds(wire.Prefetch, chain=named, deadline_s=seconds),
+    st.builds(wire.Demote, chain=named, deadline_s=seconds),
+    st.builds(wire.Drop, chain=named, deadline_s=seconds),
     st.builds(wire.EventsSince, after=numbers, tag=st.binary(max_size=16)),
     st.builds(wire.Clear, tag=st.binary(min_size=1, max_size=16), deadline_s=seconds),
     st.builds(wire.Flush, deadline_s=seconds),

@@ -23,7 +23,7 @@ from tiercel.service import RemoteStore, connect, spawn
 
 CLIENT = """
 import sys
-from tests.store.support import PAYLOAD, chain, get, put
+from tests.store.support import PAYLOAD, chain, eventually, get, put
 from tiercel.config import Config
 from tiercel.service import connect, spawn
 spawn.IDLE_EXIT = "1s"
@@ -31,6 +31,8 @@ store = connect(Config.load(None, overrides={"ram.size": "1MiB"}), PAYLOAD, priv
 print(store.figures().pid, flush=True)
 sys.stdin.read()
 put(store, chain(4))
+# Another process may be writing the same blocks just now.
+assert eventually(lambda: store.lookup(chain(4)).blocks == 4)
 print(get(store, chain(4)), flush=True)
 store.close()
 """
@@ -137,8 +139,9 @@ def test_one_that_is_started_again_waits_for_its_client(runtime: Path) -> None:
     with private() as store:
         os.kill(pid_of(store), signal.SIGKILL)
         store.lookup(chain(4))
-        assert eventually(lambda: bool(daemons(runtime)))
+        assert eventually(lambda: store.up), "it is visited without a call"
         pid = daemons(runtime)
+        assert len(pid) == 1
         time.sleep(3.0)
         assert daemons(runtime) == pid
         assert pid_of(store) == pid[0]

@@ -22,7 +22,8 @@ STATS = StoreStats(8, 4096, 3, 5, 1, 0, 0, StoreCounters(lookups=3, loaded={"dis
 QUESTIONS: list[wire.Question] = [
     wire.Hello(1, 7, 9), wire.Lookup(NAMED, 0.5, 1), wire.Acquire(NAMED, 1.0, 0, 4), wire.Next(2, 3),
     wire.BeginStore(NAMED, 0, 3, 4096, 1.0, 8), wire.Take(4), wire.Commit(), wire.Release(),
-    wire.Pin(NAMED, 3.0), wire.Prefetch(NAMED, 3.0), wire.Clear(b"12345678", 1.0), wire.Clear(None, 1.0),
+    wire.Pin(NAMED, 3.0), wire.Prefetch(NAMED, 3.0),
+    wire.Demote(NAMED, 1.0), wire.Drop(NAMED, 1.0), wire.Clear(b"12345678", 1.0), wire.Clear(None, 1.0),
     wire.EventsSince(4, b"12345678"), wire.Flush(1.0), wire.AskStats(),
 ]  # fmt: skip
 ANSWERS: list[wire.Answer] = [

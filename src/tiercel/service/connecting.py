@@ -38,6 +38,13 @@ def connect(config: Config, payload_bytes: int, *, private: str | None = None) -
         except DaemonError as fault:
             log.warning("private daemon: %s", fault)
 
+    try:
+        return _connected(Link(path, payload_bytes, respawn))
+    except DaemonError:
+        if spawn.answers(path):
+            raise
+    # It was about to end when we found it: nobody had visited it for a while.
+    spawn.ensure(path, environ)
     return _connected(Link(path, payload_bytes, respawn))
 
 

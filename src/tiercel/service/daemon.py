@@ -66,6 +66,7 @@ class Daemon:
     def run(self, *, idle_exit_s: float | None = None) -> None:
         """Accept clients until `stop` is called, or until none was there for `idle_exit_s` seconds."""
         self._listener.settimeout(_ACCEPT_WAIT_S)
+        self._left_s = time.monotonic()
         while not self._stop.is_set() and not self._idle(idle_exit_s):
             try:
                 client, _ = self._listener.accept()

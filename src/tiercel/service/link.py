@@ -24,6 +24,7 @@ log = logging.getLogger("tiercel")
 CONNECT_S = 0.5
 _PAUSE_S = (0.1, 5.0)
 _RESTART_WAIT_S = 30.0
+_RESTARTS = 3
 _RESPAWN_PAUSE_S = 10.0
 _IDLE_MAX = 16
 # Bounded, so that a daemon that answers slowly is not asked ever more at once.
@@ -244,12 +245,16 @@ class Link:
 
     def _restart(self) -> None:
         assert self._respawn is not None
-        self._respawn()
-        try:
-            # A daemon that nobody visits ends again.
-            self.hold(self.connect(_RESTART_WAIT_S))
-        except (wire.WireError, DaemonError) as fault:
-            log.warning("daemon at %s: %s", self.path, fault)
+        for _ in range(_RESTARTS):
+            self._respawn()
+            try:
+                # A daemon that nobody visits ends again.
+                return self.hold(self.connect(_RESTART_WAIT_S))
+            except wire.WireError as fault:
+                log.warning("daemon at %s: %s", self.path, fault)
+            except DaemonError as refusal:
+                return log.warning("%s", refusal)
+        return None
 
 
 def _check_owner(sock: socket.socket, path: Path) -> None:

@@ -41,7 +41,7 @@ def ensure(path: Path, environ: Mapping[str, str]) -> None:
     Raises DaemonError with the daemon's own line when it cannot start.
     """
     with _alone(path):
-        if not _answers(path):
+        if not answers(path):
             _start(path, environ)
 
 
@@ -76,7 +76,8 @@ def _lock(fd: int, path: Path) -> None:
             time.sleep(0.05)
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
+    """Whether somebody listens on `path`, be he busy."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
