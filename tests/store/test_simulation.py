@@ -351,7 +351,7 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "wrong bytes" in first_failure(range(60)), "checksums are not looked at"
     with monkeypatch.context() as planted:
         planted.setattr(WriteLease, "clear_locked", lambda self, tag: None)
-        assert "cleared" in first_failure(range(60)), "a lease goes on storing after a clear"
+        assert "cleared" in first_failure(range(400)), "a lease goes on storing after a clear"
     with monkeypatch.context() as planted:
         planted.setattr(Traffic, "_retry", lambda self, attempt: attempt())
         assert "not deleted" in first_failure(range(60)), "a deletion that failed is never tried again"

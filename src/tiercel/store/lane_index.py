@@ -1,6 +1,7 @@
 """What a tier holds, as far as we know: keys, bytes, recency, the cap, and what must not be believed.
 
 Pure bookkeeping for one lane: no call to a tier, no clock of its own, no lock. The store's lock protects it.
+Of several scopes, the one that has more than its share loses what must go (`policy.fairness`).
 
 In a place that others use too, what a record is listed with includes the date it carries there, to the
 minute and as far as we know. So a use of ours is dated there once in a while only (`due`), and a younger date
@@ -13,12 +14,14 @@ it may come or be found.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tiercel.blocks import BlockKey
+from tiercel.blocks import TAG_BYTES, BlockKey
+from tiercel.store.policy.fairness import ACTIVE_TURNS, Shares
 from tiercel.tiers import Stored
 
 # Long enough that a bad spot on a disk costs a request a minute at most, short enough to get over an outage.
@@ -31,6 +34,8 @@ _EVICT_AHEAD = 1 / 64
 # A record in use is dated anew in a shared place once in so many minutes. Younger dates are others' uses.
 _DATE_MIN = 5
 _DUE_MAX = 1 << 14
+# A scope that a scan finds, and that was not used for so long before others in the place were, has no share.
+_LEFT_S = 24 * 3600.0
 # Pairs of size and date that records share in memory; more are forgotten, and then kept once per record.
 _CELLS_MAX = 4096
 
@@ -51,7 +56,7 @@ class Room:
 
 
 class LaneIndex:
-    """Record bytes by key, least recently used first.
+    """Record bytes by key; of each scope, least recently used first.
 
     `protected(key)` names what eviction must spare; `changed(key, stored)` is told of what comes and goes.
     """
@@ -69,7 +74,11 @@ class LaneIndex:
         self.generation = 0
         self._protected = protected
         self._changed = changed
-        self._known: OrderedDict[BlockKey, Cell] = OrderedDict()
+        # By the scope's tag, then by key.
+        self._known: dict[bytes, OrderedDict[BlockKey, Cell]] = {}
+        self._count = 0
+        self._shares = Shares()
+        self._uses = 0
         self._cells: dict[Cell, Cell] = {}
         # The minute now, set by whoever keeps a shared place in step; 0 where nobody does: no date matters.
         self.now_min = 0
@@ -85,57 +94,81 @@ class LaneIndex:
         # Keys dropped while a scan runs: its listing may still name them.
         self._dropped_in_scan: set[BlockKey] | None = None
         self._entered_in_scan: set[BlockKey] = set()
+        self._newest_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return self._count
 
     # What is there.
 
     def has(self, key: BlockKey, now_s: float) -> bool:
         """Whether the tier holds a block worth asking for."""
-        return key in self._known and (not self._doubted or self._doubted.get(key, 0.0) <= now_s)
+        known = self._known.get(key[:TAG_BYTES])
+        return (
+            known is not None and key in known and (not self._doubted or self._doubted.get(key, 0.0) <= now_s)
+        )
 
     def keys_of(self, tag: bytes | None) -> list[BlockKey]:
         """Every key of a scope, or of all scopes."""
-        return [key for key in self._known if tag is None or key.startswith(tag)]
+        if tag is None:
+            return [key for known in self._known.values() for key in known]
+        return list(self._known.get(tag, ()))
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Mark a chain as used now, leaf first, so that its parents are the younger ones."""
+        self._uses += len(keys)
+        known = self._known.get(keys[0][:TAG_BYTES]) if keys else None
+        if known is None:
+            return
+        self._shares.touch(keys[0][:TAG_BYTES], self._uses)
         for depth in range(len(keys) - 1, -1, -1):
             key = keys[depth]
-            cell = self._known.get(key)
+            cell = known.get(key)
             if cell is None:
                 continue
-            self._known.move_to_end(key)
+            known.move_to_end(key)
             # Either way: a date from a clock that ran ahead must not keep a record for good.
             if abs(self.now_min - cell.dated_min) > _DATE_MIN and self.now_min and len(self.due) < _DUE_MAX:
-                self._known[key] = self._cell(cell.record_bytes, self.now_min)
+                known[key] = self._cell(cell.record_bytes, self.now_min)
                 self.due[key] = depth
 
     def enter(self, key: BlockKey, record_bytes: int, dated_min: int | None = None) -> None:
         """List a record that is surely there, dated now unless `dated_min` says when."""
-        old = self._known.get(key)
+        tag = key[:TAG_BYTES]
+        known = self._known.setdefault(tag, OrderedDict())
+        old = known.get(key)
         if old is None:
+            self._count += 1
             self._changed(key, True)
             if self._dropped_in_scan is not None:
                 self._entered_in_scan.add(key)
-        self.used_bytes += record_bytes - (old.record_bytes if old else 0)
-        self._known[key] = self._cell(record_bytes, self.now_min if dated_min is None else dated_min)
+        more_bytes = record_bytes - (old.record_bytes if old else 0)
+        self.used_bytes += more_bytes
+        self._shares.add(tag, more_bytes, self._uses)
+        known[key] = self._cell(record_bytes, self.now_min if dated_min is None else dated_min)
         self._doubted.pop(key, None)
         self.left([key])
-        if self.cap_bytes is None and len(self._known) > KEYS_MAX:
-            self.forget([next(iter(self._known))])
+        if self.cap_bytes is None and self._count > KEYS_MAX:
+            loser, _ = self._shares.losers({}, self._idle_before())[0]
+            self.forget([next(iter(self._known[loser]))])
 
     def forget(self, keys: Iterable[BlockKey]) -> dict[BlockKey, int]:
         """Drop keys from the index; returns those that were in it, with their bytes."""
         dropped: dict[BlockKey, int] = {}
         for key in keys:
-            cell = self._known.pop(key, None)
+            tag = key[:TAG_BYTES]
+            known = self._known.get(tag)
+            cell = known.pop(key, None) if known is not None else None
             if cell is not None:
                 dropped[key] = cell.record_bytes
+                self._count -= 1
                 self._changed(key, False)
                 self.used_bytes -= cell.record_bytes
+                self._shares.add(tag, -cell.record_bytes, self._uses)
                 self._doubted.pop(key, None)
+                if not known:
+                    self._shares.forget(tag)
+                    del self._known[tag]
         if self._dropped_in_scan is not None:
             self._dropped_in_scan.update(dropped)
         return dropped
@@ -160,21 +193,21 @@ class LaneIndex:
 
     def doubt(self, key: BlockKey, now_s: float) -> None:
         """Stop offering a listed record for a while."""
-        if key in self._known:
+        if self._cell_of(key) is not None:
             self._doubted[key] = now_s + DOUBT_S
 
     def relist(self, key: BlockKey, record_bytes: int, now_s: float) -> None:
         """List a dropped record that is probably still there: first to be evicted, and doubted."""
-        if key not in self._known:
+        if self._cell_of(key) is None:
             self.enter(key, record_bytes)
             self.doubt(key, now_s)
-            self._known.move_to_end(key, last=False)
+            self._known[key[:TAG_BYTES]].move_to_end(key, last=False)
 
     def learn(self, key: BlockKey, guess_bytes: int, now_s: float) -> bool:
         """Enter a block the tier says it has, unless we know better. Whether it may be asked for now."""
         if key in self._writing or self.barred(key):
             return False
-        if key not in self._known:
+        if self._cell_of(key) is None:
             self.enter(key, guess_bytes)
         return self.has(key, now_s)
 
@@ -184,27 +217,37 @@ class LaneIndex:
         """Note that a listing is made now; returns the generation it belongs to."""
         self._dropped_in_scan = set()
         self._entered_in_scan = set()
+        self._newest_s = 0.0
         return self.generation
 
     def learn_scanned(self, one: Stored, now_s: float) -> None:
-        """Enter a listed record, behind everything used since; corrects the size of one known by a probe."""
-        if one.key in self._known:
+        """Enter a listed record, behind everything used since; corrects the size of one known by a probe.
+
+        Records come youngest first.
+        """
+        cell = self._cell_of(one.key)
+        if cell is not None:
             if self.has(one.key, now_s):
-                self.enter(one.key, one.record_bytes, self._known[one.key].dated_min)
+                self.enter(one.key, one.record_bytes, cell.dated_min)
             return
+        tag = one.key[:TAG_BYTES]
+        first = tag not in self._known
         if self._learn_listed(one):
-            self._known.move_to_end(one.key, last=False)
+            self._known[tag].move_to_end(one.key, last=False)
+            self._newest_s = max(self._newest_s, one.used_s)
+            if first and one.used_s < self._newest_s - _LEFT_S:
+                self._shares.rest(tag)
 
     def learn_news(self, one: Stored, now_s: float) -> None:
         """Enter a record that another process has just written, as if we had."""
-        if one.key in self._known:
+        if self._cell_of(one.key) is not None:
             self.learn_scanned(one, now_s)
         else:
             self._learn_listed(one)
 
     def lost(self, key: BlockKey) -> bool:
         """Whether a listed record that a listing does not name is gone, and was not just written by us."""
-        return key in self._known and key not in self._entered_in_scan
+        return self._cell_of(key) is not None and key not in self._entered_in_scan
 
     def end_scan(self) -> None:
         self._dropped_in_scan = None
@@ -246,7 +289,10 @@ class LaneIndex:
         # A record that replaces one of its own key takes over that one's bytes.
         replaced = self.forget(sizes)
         need_bytes = sum(sizes.values())
-        evicted = self.make_room(need_bytes)
+        asking = Counter[bytes]()
+        for key, size in sizes.items():
+            asking[key[:TAG_BYTES]] += size
+        evicted = self.make_room(need_bytes, asking)
         if evicted is None:
             for key, size in replaced.items():
                 self.relist(key, size, now_s)
@@ -265,8 +311,13 @@ class LaneIndex:
         """The write call of these keys is over, whatever became of it."""
         self._writing.difference_update(keys)
 
-    def make_room(self, need_bytes: int) -> dict[BlockKey, Cell] | None:
-        """Drop the coldest records until `need_bytes` more fit the cap. Returns them; None if in vain."""
+    def make_room(
+        self, need_bytes: int, asking: Mapping[bytes, int] | None = None
+    ) -> dict[BlockKey, Cell] | None:
+        """Drop the coldest records until `need_bytes` more fit the cap. Returns them; None if in vain.
+
+        `asking` says which scopes (tags) need how many of these bytes.
+        """
         if self.cap_bytes is None:
             return {}
         must_free = self.used_bytes + self._leaving_bytes + need_bytes - self.cap_bytes
@@ -275,12 +326,11 @@ class LaneIndex:
         wanted = must_free + int(self.cap_bytes * self.evict_ahead)
         chosen: dict[BlockKey, Cell] = {}
         freed = 0
-        for key, cell in self._known.items():
+        for key, cell in self._going(asking or {}):
             if freed >= wanted:
                 break
-            if not self._protected(key):
-                chosen[key] = cell
-                freed += cell.record_bytes
+            chosen[key] = cell
+            freed += cell.record_bytes
         if freed < must_free:
             return None
         self.evicted_blocks += len(chosen)
@@ -299,9 +349,35 @@ class LaneIndex:
             used = cell.dated_min + _DATE_MIN < date_min <= self.now_min + 1
             if used and key not in self._writing and not self.barred(key):
                 self.enter(key, cell.record_bytes, date_min)
+                self._shares.touch(key[:TAG_BYTES], self._uses)
                 spared.append(key)
         self.evicted_blocks -= len(spared)
         return spared
+
+    def _going(self, asking: Mapping[bytes, int]) -> Iterator[tuple[BlockKey, Cell]]:
+        """Records that may go, in the order in which they should: who holds most loses first."""
+        losers = self._shares.losers(asking, self._idle_before())
+        levels = [
+            (-held, place, iter(self._known[tag].items()))
+            for place, (tag, held) in enumerate(losers)
+            if tag in self._known
+        ]
+        heapq.heapify(levels)
+        while levels:
+            level, place, records = levels[0]
+            found = next((one for one in records if not self._protected(one[0])), None)
+            if found is None:
+                heapq.heappop(levels)
+                continue
+            yield found
+            heapq.heapreplace(levels, (level + found[1].record_bytes, place, records))
+
+    def _idle_before(self) -> int:
+        return self._uses - ACTIVE_TURNS * self._count
+
+    def _cell_of(self, key: BlockKey) -> Cell | None:
+        known = self._known.get(key[:TAG_BYTES])
+        return known.get(key) if known is not None else None
 
     def _cell(self, record_bytes: int, dated_min: int) -> Cell:
         if len(self._cells) >= _CELLS_MAX:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tiercel.blocks import BlockKey, Chain, payload_of, seal
+from tiercel.blocks import TAG_BYTES, BlockKey, Chain, payload_of, seal
 from tiercel.store.policy import Sight
 from tiercel.store.ram import Entry, State
 
@@ -337,7 +337,7 @@ class WriteLease:
         with store.lock:
             pushed = not wait
             while self._open and not store.closing and not self._cleared and store.ram.get(key) is None:
-                slot = store.ram.take(self._fence, own=True)
+                slot = store.ram.take(self._fence, key[:TAG_BYTES], own=True)
                 if slot is not None:
                     entry = store.ram.insert(key, slot, State.WRITING, self._base - index)
                     # Taken under the lock: closing the arena leaves views that exist alone.

@@ -2,7 +2,8 @@
 
 Recency is prefix-aware by construction. Every touch of a chain dates its blocks `base - depth`, so a
 parent is always younger than its children and plain least-recently-used order evicts leaves before
-parents. Nothing held, loading or being written is ever a victim. Knows no tier, thread or clock.
+parents. Of several scopes, the one that has more than its share loses (`policy.fairness`). Nothing held,
+loading or being written is ever a victim. Knows no tier, thread or clock.
 
 Locking: none here; the store's lock protects all of it.
 """
@@ -13,10 +14,11 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from tiercel.blocks import BlockKey
+from tiercel.blocks import TAG_BYTES, BlockKey
 from tiercel.memory import Arena
 from tiercel.store.figures import RAM
 from tiercel.store.journal import Journal
+from tiercel.store.policy.fairness import ACTIVE_TURNS, Shares
 
 
 class State(Enum):
@@ -56,7 +58,9 @@ class Ram:
         self._spare = spare
         self._journal = journal
         self._entries: dict[BlockKey, Entry] = {}
-        self._order: list[tuple[int, int, Entry]] = []
+        # A heap for each scope, by tag; ticks in it may be older than the entries' own.
+        self._order: dict[bytes, list[tuple[int, int, Entry]]] = {}
+        self._shares = Shares()
         self._serial = 0
         self._now = 0
 
@@ -77,6 +81,8 @@ class Ram:
             entry = self._entries.get(key)
             if entry is not None:
                 entry.tick = self._now - depth
+        if keys:
+            self._shares.touch(keys[0][:TAG_BYTES], self._now)
         return self._now
 
     def insert(self, key: BlockKey, slot: int, state: State, tick: int, *, staged: bool = False) -> Entry:
@@ -85,6 +91,7 @@ class Ram:
         entry = Entry(key, slot, state, tick, staged)
         self._entries[key] = entry
         if not staged:
+            self._shares.add(key[:TAG_BYTES], 1, self._now)
             self._push(entry)
         return entry
 
@@ -94,15 +101,15 @@ class Ram:
         if not entry.staged:
             self._journal.note(entry.key, RAM, stored=True)
 
-    def take(self, fence: int, *, own: bool = False) -> int | None:
-        """A slot for keeping, evicting the coldest block used before tick `fence` if need be.
+    def take(self, fence: int, tag: bytes, *, own: bool = False) -> int | None:
+        """A slot for keeping a block of scope `tag`, evicting one used before tick `fence` if need be.
 
         Blocks younger than the fence belong to the caller's own chain. With `own`, the leaf of that
         chain may go instead, once nobody holds it: a chain larger than RAM then passes through,
         keeping its head.
         """
         slot = self.arena.allocate()
-        if slot is None and self._evict(fence, own):
+        if slot is None and self._evict(fence, tag, own):
             slot = self.arena.allocate()
         return slot
 
@@ -110,6 +117,8 @@ class Ram:
         """Take an entry out of the index at once; its slot is freed when nobody holds it."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+            if not entry.staged:
+                self._left(entry.key[:TAG_BYTES])
             if entry.state is State.READY and not entry.staged:
                 self._journal.note(entry.key, RAM, stored=False)
         entry.state = State.GONE
@@ -124,15 +133,31 @@ class Ram:
             self.remove(entry)
 
     def coldest(self, count: int) -> Iterable[Entry]:
-        """The `count` coldest READY entries, coldest first (for spilling ahead of need)."""
+        """The `count` READY entries that would go next, about in that order (for spilling ahead of need)."""
         ready = (entry for entry in self._entries.values() if entry.state is State.READY and not entry.staged)
-        return heapq.nsmallest(count, ready, key=lambda entry: entry.tick)
+        if len(self._order) < 2:
+            return heapq.nsmallest(count, ready, key=lambda entry: entry.tick)
+        soon = self._shares.losing_soon(self._idle_before())
+        return heapq.nsmallest(
+            count, ready, key=lambda entry: (entry.key[:TAG_BYTES] not in soon, entry.tick)
+        )
 
-    def _evict(self, fence: int, own: bool) -> bool:
+    def _evict(self, fence: int, tag: bytes, own: bool) -> bool:
+        for loser, _ in self._shares.losers({tag: 1}, self._idle_before()):
+            victim = self._victim(loser, fence, own=own and loser == tag)
+            if victim is not None:
+                self.evictions += 1
+                self.remove(victim)
+                return True
+        return False
+
+    def _victim(self, tag: bytes, fence: int, *, own: bool) -> Entry | None:
+        """The coldest entry of a scope that may go."""
+        order = self._order[tag]
         passed: list[Entry] = []
         victim: Entry | None = None
-        while self._order:
-            tick, _, entry = heapq.heappop(self._order)
+        while order:
+            tick, _, entry = heapq.heappop(order)
             if entry.state is State.GONE:
                 continue
             if entry.tick != tick:
@@ -148,19 +173,26 @@ class Ram:
                 break
         for entry in passed:
             self._push(entry)
-        if victim is None:
-            return False
-        self.evictions += 1
-        self.remove(victim)
-        return True
+        return victim
+
+    def _idle_before(self) -> int:
+        return self._now - ACTIVE_TURNS * self.arena.slots
 
     def _push(self, entry: Entry) -> None:
         self._serial += 1
-        heapq.heappush(self._order, (entry.tick, self._serial, entry))
+        tag = entry.key[:TAG_BYTES]
+        order = self._order.setdefault(tag, [])
+        heapq.heappush(order, (entry.tick, self._serial, entry))
         # Entries that left without being evicted stay in the heap until popped: keep that bounded.
-        if len(self._order) > 2 * len(self._entries) + 64:
-            self._order = [item for item in self._order if item[2].state is not State.GONE]
-            heapq.heapify(self._order)
+        if len(order) > 2 * self._shares.held(tag) + 64:
+            order[:] = [item for item in order if item[2].state is not State.GONE]
+            heapq.heapify(order)
+
+    def _left(self, tag: bytes) -> None:
+        self._shares.add(tag, -1, self._now)
+        if self._shares.held(tag) == 0:
+            self._shares.forget(tag)
+            del self._order[tag]
 
     def _free(self, entry: Entry) -> None:
         if entry.slot >= 0:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from tiercel.blocks import BlockKey, Chain
+from tiercel.blocks import TAG_BYTES, BlockKey, Chain
 from tiercel.blocks.record import HEADER_BYTES
 from tiercel.memory import Arena
 from tiercel.store import steering
@@ -356,7 +356,7 @@ class TieredStore:
 
     def load_locked(self, key: BlockKey, traffic: Traffic, *, tick: int, fence: int) -> Entry | None:
         """Start loading a block, into a slot to keep it in or else for staging. None: no slot, or refused."""
-        slot = self.ram.take(fence)
+        slot = self.ram.take(fence, key[:TAG_BYTES])
         staged = slot is None
         if slot is None:
             slot = self.arena.allocate(staging=True)
