@@ -90,7 +90,7 @@ class LMCacheServer:
 
     def stop(self) -> None:
         self.child.stop()
-        Path(f"/dev/shm/bench{self.port}").unlink(missing_ok=True)
+        Path(f"/dev/shm/lmcache_l1_pool_bench{self.port}").unlink(missing_ok=True)
 
 
 class TiercelDaemon:
