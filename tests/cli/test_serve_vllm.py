@@ -383,7 +383,9 @@ def test_which_engine_auto_is(
 def test_settings_of_the_other_engine_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--port", "0", "--set", "serve.queue_requests=3", "--print-command"]
     assert cli.run(["serve", str(folder), *args]) == 0
-    assert "serve.queue_requests (flag) is for the transformers engine" in capsys.readouterr().err
+    assert (
+        "for the transformers engine, without effect here: serve.queue_requests;" in capsys.readouterr().err
+    )
 
 
 def test_a_port_that_is_taken(folder: Path) -> None:

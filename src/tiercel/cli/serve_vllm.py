@@ -84,9 +84,9 @@ def check(config: Config, flags: Sequence[str]) -> None:
             raise ConfigError(f"-- {flag}: is set by tiercel; accepted: {_OURS[name]}")
     if (found := version()) is not None:
         check_version(found)
-    for key, origin in config.origins.items():
-        if key.startswith(("serve.", "model.")) and key not in ("serve.host", "serve.port", "model.dtype"):
-            _say(f"{key} ({origin}) is for the transformers engine; vLLM has flags of its own: after --")
+    ours = ("serve.host", "serve.port", "model.dtype")
+    if idle := [key for key in config.origins if key.startswith(("serve.", "model.")) and key not in ours]:
+        _say(f"for the transformers engine, without effect here: {', '.join(idle)}; vLLM's flags go after --")
 
 
 def plan(
