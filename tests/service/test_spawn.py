@@ -255,3 +255,24 @@ def test_a_manager_that_waits_for_the_engine_does_not_hear_of_it(
             pass
         with pytest.raises(TimeoutError):
             manager.recv(100)
+
+
+def test_what_engines_long_gone_have_left_is_swept_and_nothing_else(runtime: Path) -> None:
+    with private("runs"):
+        (folder,) = {one.parent for one in runtime.rglob("*.log")}
+        running = {one.name for one in folder.iterdir()}
+        for name in (
+            "private-old.log",
+            "private-old.lock",
+            "private-old.sock",
+            "private-new.log",
+            "other.log",
+        ):
+            (folder / name).write_text("")
+        for one in folder.iterdir():
+            if one.name != "private-new.log":
+                os.utime(one, (1, 1))
+        with private("another"):
+            left = {one.name for one in folder.iterdir()}
+    assert left >= running | {"private-new.log", "other.log"}
+    assert not [name for name in left if name.startswith("private-old")]

@@ -24,6 +24,7 @@ from tiercel.errors import DaemonError
 IDLE_EXIT = "10s"
 _READY_S = 30.0
 _LINE_BYTES_MAX = 4096
+_KEPT_S = 86400.0
 
 
 def private_socket(name: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -42,6 +43,7 @@ def ensure(path: Path, environ: Mapping[str, str]) -> None:
     """
     with _alone(path):
         if not answers(path):
+            _sweep(path.parent)
             _start(path, environ)
 
 
@@ -87,6 +89,16 @@ def answers(path: Path) -> bool:
         except OSError:
             pass  # somebody is there, and busy
     return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what private daemons of engines long gone have left: each engine has a name of its own."""
+    for log_path in folder.glob("private-*.log"):
+        with suppress(OSError):
+            old = time.time() - log_path.stat().st_mtime > _KEPT_S
+            if old and not answers(log_path.with_suffix(".sock")):
+                for suffix in (".sock", ".lock", ".log"):
+                    log_path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _start(path: Path, environ: Mapping[str, str]) -> None:
