@@ -25,6 +25,8 @@ from tiercel.tiers.extras import Part, Shared, age_s
 if TYPE_CHECKING:
     from tiercel.store.lane import Lane
 
+# Of its own: the process's random numbers may be seeded by whoever needs them to repeat.
+_jitter = random.Random()
 _PAUSE_S = 10.0
 # Looking around takes at most this share of a thread's time, however slow the place is.
 _TIME_SHARE = 0.05
@@ -57,7 +59,7 @@ class Sharing:
             lane.trim()
         took_s = time.monotonic() - started_s
         # Not all at once: whoever looks first evicts, and the others see it.
-        return max(_PAUSE_S, took_s / _TIME_SHARE) * random.uniform(0.75, 1.25)
+        return max(_PAUSE_S, took_s / _TIME_SHARE) * _jitter.uniform(0.75, 1.25)
 
     def listed(self) -> list[Stored]:
         """Every record of the place; what changes afterwards is what the next round looks for."""
