@@ -115,6 +115,18 @@ class StoreMachine(RuleBasedStateMachine):
     def unpin(self, seed: int, of: object) -> None:
         self.store.unpin(chain(6, seed, of))  # type: ignore[arg-type]
 
+    @rule(seed=SEEDS, length=LENGTHS, of=SCOPES)
+    def demote(self, seed: int, length: int, of: object) -> None:
+        self.store.demote(chain(length, seed, of), 0.2)  # type: ignore[arg-type]
+
+    @precondition(lambda self: not self.tier.faults)
+    @rule(seed=SEEDS, length=LENGTHS, of=SCOPES)
+    def drop(self, seed: int, length: int, of: object) -> None:
+        one = chain(length, seed, of)  # type: ignore[arg-type]
+        self.store.drop(one, 5.0)
+        assert self.store.lookup(one, 0.0).blocks == 0
+        assert get(self.store, one, 0.5) == []
+
     @rule()
     def evict_all_of_ram(self) -> None:
         drop_ram(self.store)
@@ -206,8 +218,12 @@ def torture(folder: Path, seconds: float, seed: int) -> None:
                     loaded[0] += len(get(store, one, 1.0))
                 elif action < 0.93:
                     store.clear(one.keys[0][:8], 5)
-                elif action < 0.96:
+                elif action < 0.95:
                     store.pin(one, 0.01)
+                elif action < 0.97:
+                    store.drop(one, 5)
+                elif action < 0.98:
+                    store.demote(one, 0.05)
                 else:
                     store.lookup(one)
         except BaseException as fault:  # noqa: BLE001 (shown by the main thread)
