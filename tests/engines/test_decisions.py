@@ -123,6 +123,50 @@ def test_a_choice_is_told_with_what_was_expected(open_engine: Open, tier: Slow, 
     )
 
 
+def test_what_came_otherwise_than_planned_is_told(open_engine: Open, tier: Slow, prompt: Prompt) -> None:
+    engine = open_engine(load_always=True)
+    tokens = prompt(6 * BLOCK + 3)
+    answer(engine, tokens)
+    store = store_of(engine)
+    assert store.flush(10)
+    chain = engine.chain(tokens)
+    assert chain is not None
+    drop_ram(store)
+    store.prefetch(chain[:2]).result(10)
+    tier.faults["read"] = lambda *_: (_ for _ in ()).throw(OSError("gone"))
+    told, _ = answer(engine, tokens)
+    assert tier.fired
+    assert (told.found, told.loaded, told.computed_tokens) == ({"ram": 2, "disk": 4}, {"ram": 2}, 67)
+    assert told.reason.endswith("loaded without comparing; 2 blocks of 6 came in time")
+
+
+def test_what_came_while_computing_is_told(open_engine: Open, tier: Slow, prompt: Prompt) -> None:
+    engine = open_engine()
+    tokens = prompt(8 * BLOCK + 3)
+    forward = engine._forward
+
+    def slowly(*args: Any) -> torch.Tensor:
+        time.sleep(0.02)
+        return forward(*args)
+
+    engine._forward = slowly  # type: ignore[method-assign]
+    answer(engine, tokens)
+    store = store_of(engine)
+    assert store.flush(10)
+    drop_ram(store)
+    chain = engine.chain(tokens)
+    assert chain is not None
+    tier.delay_s = 0.04
+    for _ in range(4):
+        store.prefetch(chain[:1]).result(10)
+        drop_ram(store)
+    told, result = answer(engine, tokens)
+    assert told.loaded == {}
+    assert told.met["disk"] * BLOCK == result.reused_tokens > 0
+    assert "loading from the end while computing from the beginning is expected to take" in told.reason
+    assert "came while the others were computed" in told.reason
+
+
 def test_explaining_tells_what_would_be_done_and_does_nothing(
     open_engine: Open, tier: Slow, prompt: Prompt
 ) -> None:

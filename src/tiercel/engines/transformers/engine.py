@@ -42,7 +42,7 @@ from tiercel.engines.transformers.sampling import Sampler
 from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
 from tiercel.store import Choice, PrefillEstimator, Sight
-from tiercel.store.policy import Decision, DecisionLog, Hints, why
+from tiercel.store.policy import Decision, DecisionLog, Hints, fell_short, why
 
 if TYPE_CHECKING:
     from tiercel.store import TieredStore
@@ -222,8 +222,11 @@ class TransformersEngine:
             self.cost.observe(len(tokens) - context, context, prefill_s)
         reused = (restored.blocks + met) * self.block_tokens
         lookup_s = found.lookup_s if found is not None else 0.0
+        reason = self._reason(tokens, found, hints, chain is not None)
+        if found is not None:
+            reason += fell_short(found.load, restored.blocks, met if found.meet else None)
         decision = replace(
-            self._decision(tokens, found, self._reason(tokens, found, hints, chain is not None)),
+            self._decision(tokens, found, reason),
             done=True,
             loaded=loaded,
             met=dict(restored.sources - Counter(loaded)),

@@ -2,7 +2,7 @@
 
 from tiercel.store.policy.admission import SecondSight, Sight
 from tiercel.store.policy.choose import Choice, Prompt, choose
-from tiercel.store.policy.decision import Decision, DecisionLog, as_json, why
+from tiercel.store.policy.decision import Decision, DecisionLog, as_json, fell_short, why
 from tiercel.store.policy.endurance import WriteBudget
 from tiercel.store.policy.hints import HintError, Hints, parse_hints, parse_session, parse_ttl
 from tiercel.store.policy.prefill import PrefillCost, PrefillEstimator
@@ -23,6 +23,7 @@ __all__ = [
     "WriteBudget",
     "as_json",
     "choose",
+    "fell_short",
     "parse_hints",
     "parse_session",
     "parse_ttl",

@@ -108,6 +108,15 @@ def why(found: Mapping[str, int], first: int, meet: bool, choice: Choice | None)
     )
 
 
+def fell_short(planned: int, loaded: int, met: int | None) -> str:
+    """What to add to the reason once it is known how many blocks came: nothing if all did that should have.
+
+    `met` is how many came while others were computed, None if that was not tried.
+    """
+    said = f"; {_blocks(loaded)} of {planned} came in time" if loaded < planned else ""
+    return said if met is None else f"{said}; {_blocks(met)} came while the others were computed"
+
+
 def _blocks(count: int) -> str:
     return "1 block" if count == 1 else f"{count} blocks"
 
