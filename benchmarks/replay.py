@@ -1,0 +1,150 @@
+"""A request trace through the real store with tiny blocks: hit ratios against LRU, FIFO and the optimum.
+
+python -m benchmarks.replay --trace FILE [--json FILE] [--dir DIR] [--plot FILE] [--page]
+
+Each request looks its prompt up, reads what is there (the bytes are checked) and stores the rest, as an
+engine does. `store` has RAM only; `tiers` a quarter of the room in RAM over a files tier with a cap. The
+others are counted by the simulator, for the same number of blocks. Without a trace it says so and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.replay_page import write_replay, write_replay_plot
+from tiercel.blocks import BlockKey, Chain, Identity, Scope, record_bytes
+from tiercel.memory import Arena
+from tiercel.plan.simulate import Trace, join_runs, policy_hits, read_trace
+from tiercel.store import LaneOptions, TieredStore
+from tiercel.tiers import FilesTier
+
+SHARES = (0.05, 0.1, 0.2, 0.5)
+POLICIES = ("tiercel", "lru", "fifo", "s3-fifo", "opt")
+PAYLOAD_BYTES = 256
+RECORD_BYTES = record_bytes(PAYLOAD_BYTES)
+# Slots beyond the room measured, in which blocks are loaded that RAM has no room to keep.
+STAGING = 128
+RAM_SHARE = 0.25
+AT_ONCE = 64
+PATIENCE_S = 60.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, help="JSON lines, see docs/simulate.md")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--page", action="store_true", help="write the table into docs/benchmarks.md")
+    options = parser.parse_args()
+    if options.trace is None or not options.trace.is_file():
+        print(f"skipped: no trace ({options.trace or 'give one by --trace'}); no figure is changed")
+        return
+    results = replay_all(read_trace(options.trace), options.dir)
+    print(json.dumps(results, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    if options.plot:
+        write_replay_plot(results, options.plot)
+    if options.page:
+        write_replay(results)
+
+
+def replay_all(trace: Trace, folder: Path, shares: Sequence[float] = SHARES) -> dict[str, Any]:
+    """Hits of the store and of policies with room for each share of the trace's different blocks."""
+    runs = join_runs(trace)
+    capacities = [max(1, int(trace.block_count * share)) for share in shares]
+    hits = {name: [one.blocks for one in policy_hits(name, trace, runs, capacities)] for name in POLICIES}
+    hits["store"] = [in_ram(trace, capacity) for capacity in capacities]
+    hits["tiers"] = [in_tiers(trace, capacity, folder) for capacity in capacities]
+    return {
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "requests": trace.request_count,
+        "references": len(trace.blocks),
+        "blocks": trace.block_count,
+        "shares": list(shares),
+        "capacities": capacities,
+        "hits": hits,
+    }
+
+
+def in_ram(trace: Trace, capacity: int) -> int:
+    """Hits of a store that has only RAM, for `capacity` blocks."""
+    with TieredStore(Arena(RECORD_BYTES, capacity + STAGING, reserved=STAGING)) as store:
+        return replay(store, trace)
+
+
+def in_tiers(trace: Trace, capacity: int, folder: Path) -> int:
+    """Hits of a store whose files tier has room for `capacity` blocks, and RAM for a quarter of that."""
+    ram = max(int(capacity * RAM_SHARE), max(pair[1] - pair[0] for pair in pairwise(trace.offsets.tolist())))
+    options = LaneOptions(cap_bytes=capacity * RECORD_BYTES)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="tiercel-replay-") as root:
+        tier = FilesTier(Path(root), name="disk")
+        arena = Arena(RECORD_BYTES, ram + STAGING, reserved=STAGING)
+        with TieredStore(arena, [(tier, options)]) as store:
+            assert store.scanned(PATIENCE_S)
+            return replay(store, trace)
+
+
+def replay(store: TieredStore, trace: Trace) -> int:
+    """Put every request of a trace through a store. Returns how many blocks it had."""
+    hits = 0
+    for chain in chains(trace):
+        store.lookup(chain, 0)
+        found = read(store, chain)
+        write(store, chain, found)
+        settle(store)
+        hits += found
+    return hits
+
+
+def chains(trace: Trace) -> Iterator[Chain]:
+    """The prompt of each request, in order."""
+    scope = Scope(Identity("replay", "1", "none", b"replay", "replay/1", trace.block_tokens))
+    numbers = [number.to_bytes(8, "little") for number in range(trace.block_count)]
+    for start, end in pairwise(trace.offsets.tolist()):
+        yield scope.rechain([numbers[block] for block in trace.blocks[start:end].tolist()])
+
+
+def content(key: BlockKey) -> bytes:
+    return key * (PAYLOAD_BYTES // len(key))
+
+
+def read(store: TieredStore, chain: Chain) -> int:
+    """Read the cached beginning of a prompt and check its bytes. Returns its length in blocks."""
+    found = 0
+    with store.acquire(chain, PATIENCE_S) as lease:
+        while blocks := lease.ready(AT_ONCE):
+            for block in blocks:
+                assert block.payload == content(chain.keys[block.index]), "wrong bytes"
+            lease.advance(len(blocks))
+            found += len(blocks)
+    return found
+
+
+def write(store: TieredStore, chain: Chain, start: int) -> None:
+    with store.begin_store(chain, start, len(chain), PAYLOAD_BYTES, PATIENCE_S) as lease:
+        while blocks := lease.take(AT_ONCE):
+            for block in blocks:
+                block.payload[:] = content(chain.keys[block.index])
+        lease.commit()
+
+
+def settle(store: TieredStore) -> None:
+    """Wait until tiers have what was stored: the trace gives them seconds for it, the replay none."""
+    until_s = time.monotonic() + PATIENCE_S
+    while any(tier.pending_writes for tier in store.stats().tiers):
+        assert time.monotonic() < until_s, "a tier does not write"
+        time.sleep(0.0005)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The table and the plot of the replayed trace in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.page import PAGE, between
+
+BEGIN, END = "<!-- figures: made by benchmarks.replay -->", "<!-- end of replay -->"
+ROWS = {
+    "opt": "offline optimum (Belady): knows the future",
+    "store": "**Tiercel, RAM**",
+    "tiers": "**Tiercel, a quarter in RAM over a files tier**",
+    "tiercel": "simulator: Tiercel's policy",
+    "lru": "simulator: LRU",
+    "s3-fifo": "simulator: S3-FIFO",
+    "fifo": "simulator: FIFO",
+}
+COLOURS = {"opt": "#444", "store": "#1a9a6c", "tiers": "#2f6fb2", "lru": "#c2714f", "fifo": "#9aa3ad"}
+
+
+def write_replay(results: dict[str, Any]) -> None:
+    PAGE.write_text(between(PAGE.read_text(), BEGIN, END, table(results)))
+
+
+def table(results: dict[str, Any]) -> str:
+    """Hit ratios by room, and how far from LRU to the optimum the store comes."""
+    hits, references = results["hits"], results["references"]
+    heads = [
+        f"{share:.0%} = {room:,}"
+        for share, room in zip(results["shares"], results["capacities"], strict=True)
+    ]
+    lines = [f"| block hit ratio with room for | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    for key, name in ROWS.items():
+        lines.append(f"| {name} | {' | '.join(f'{count / references:.2%}' for count in hits[key])} |")
+    lines += [
+        "",
+        f"{results['requests']:,} requests, {references:,} block references, {results['blocks']:,} different "
+        f"blocks; {results['when']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def write_replay_plot(results: dict[str, Any], target: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3), dpi=150)
+    places = [f"{share:.0%}" for share in results["shares"]]
+    names = {"store": "Tiercel, RAM", "tiers": "Tiercel, RAM + files", "opt": "offline optimum"}
+    for key, colour in COLOURS.items():
+        ratios = [count / results["references"] * 100 for count in results["hits"][key]]
+        style = "--" if key == "opt" else ":" if key == "lru" else "-"
+        axes.plot(
+            places, ratios, style, marker="o", markersize=4, color=colour, label=names.get(key, key.upper())
+        )
+    axes.set_ylim(0)
+    axes.set_xlabel("room, share of the trace's different blocks", fontsize=9)
+    axes.set_ylabel("block hits, %", fontsize=9)
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(target)
+    pyplot.close(figure)

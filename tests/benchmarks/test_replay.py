@@ -1,0 +1,75 @@
+"""The replay counts through the real store what the simulator counts, and says when there is no trace."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import replay, replay_page
+from tiercel.plan.simulate import Shape, Trace, read_trace, write_trace
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    path = tmp_path_factory.mktemp("trace") / "made.jsonl"
+    with path.open("w") as out:
+        write_trace(out, Shape(requests=120, seed=3))
+    return read_trace(path)
+
+
+def test_the_store_hits_what_the_simulator_says(trace: Trace, tmp_path: Path) -> None:
+    results = replay.replay_all(trace, tmp_path, (0.05, 0.3))
+    hits = results["hits"]
+    assert hits["store"] == hits["tiercel"]
+    assert hits["tiers"] == hits["tiercel"]
+    assert 0 < hits["store"][0] < hits["store"][1] <= hits["opt"][1]
+    assert hits["store"][0] >= hits["fifo"][0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_bytes_are_not_counted_as_hits(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replay.in_ram(trace, 500) > 0
+    count = itertools.count()
+    monkeypatch.setattr(replay, "content", lambda key: next(count).to_bytes(replay.PAYLOAD_BYTES, "big"))
+    with pytest.raises(AssertionError, match="wrong bytes"):
+        replay.in_ram(trace, 500)
+
+
+@pytest.mark.parametrize("args", [[], ["--trace", "/nowhere/trace.jsonl"]])
+def test_without_a_trace_it_says_so_and_changes_nothing(
+    args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["replay", "--page", *args])
+    page = replay_page.PAGE.read_text()
+    replay.main()
+    assert capsys.readouterr().out.startswith("skipped: no trace (")
+    assert replay_page.PAGE.read_text() == page
+
+
+def test_table_plot_and_figures_are_made(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, plot, figures = tmp_path / "page.md", tmp_path / "plot.png", tmp_path / "figures.json"
+    page.write_text(f"before\n{replay_page.BEGIN}\nold\n{replay_page.END}\nafter\n")
+    monkeypatch.setattr(replay_page, "PAGE", page)
+    made = {name: [10] for name in replay_page.ROWS}
+    counts = {"requests": 4, "references": 40, "blocks": 20}
+    results = {"when": "2026-11-30", **counts, "shares": [0.5], "capacities": [10], "hits": made}
+    monkeypatch.setattr(replay, "replay_all", lambda *_: results)
+    source = tmp_path / "trace.jsonl"
+    with source.open("w") as out:
+        write_trace(out, Shape(requests=3))
+    args = ["--trace", str(source), "--page", "--plot", str(plot), "--json", str(figures)]
+    monkeypatch.setattr(sys, "argv", ["replay", *args])
+    replay.main()
+    assert json.loads(figures.read_text()) == results
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert "| **Tiercel, RAM** | 25.00% |" in text
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
