@@ -61,6 +61,7 @@ def test_the_same_request_that_tries_again_is_no_second_sight(tmp_path: Path) ->
         assert put(store, chain(4)) == 0
         assert put(store, chain(4), sight=Sight.AGAIN) == 0
         assert put(store, chain(4), start=2, sight=Sight.AGAIN) == 0
+        assert store.stats().counters.not_admitted == 4
         assert put(store, chain(4)) == 4
 
 

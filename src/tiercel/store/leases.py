@@ -328,7 +328,8 @@ class WriteLease:
             there = store.there_locked(keys[index])
             if not admission.admits(keys[index], Sight.SURE if there else sight) and index < end:
                 end = index
-            store.counters.not_admitted += index >= end and not there
+            # One that tries again was counted when it came by.
+            store.counters.not_admitted += index >= end and not there and sight is not Sight.AGAIN
         self._stop = end
 
     def _room(self, index: int, *, wait: bool) -> tuple[Entry, memoryview] | None:

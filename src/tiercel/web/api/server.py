@@ -60,8 +60,8 @@ def _close(service: Service, config: Config) -> None:
     flushed = service.loaded.store.close(deadline_s) if idle else service.loaded.store.flush(deadline_s)
     if not flushed:
         _log.warning(
-            "not everything was written to the tiers: one is full, over its budget, broken or slower than %g s "
-            "(store.flush_deadline)",
+            "not everything was written to the tiers: one is full, over its budget, broken or slower than "
+            "%g s (store.flush_deadline)",
             deadline_s,
         )
     if not idle:
