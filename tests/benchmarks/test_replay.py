@@ -56,7 +56,7 @@ def test_table_plot_and_figures_are_made(
     page, plot, figures = tmp_path / "page.md", tmp_path / "plot.png", tmp_path / "figures.json"
     page.write_text(f"before\n{replay_page.BEGIN}\nold\n{replay_page.END}\nafter\n")
     monkeypatch.setattr(replay_page, "PAGE", page)
-    made = {name: [10] for name in replay_page.ROWS}
+    made = {name: [10] for name in replay_page.ROWS if name != "half"}
     counts = {"requests": 4, "references": 40, "blocks": 20}
     results = {"when": "2026-11-30", **counts, "shares": [0.5], "capacities": [10], "hits": made}
     monkeypatch.setattr(replay, "replay_all", lambda *_: results)
