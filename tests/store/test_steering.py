@@ -256,3 +256,19 @@ def test_records_that_only_the_place_knows_of_are_deleted_too(tmp_path: Path) ->
             store._traffic[0].lane.index.forget(chain(3).keys)
         assert store.drop(chain(3), 5) == 0
         assert file_bytes(tmp_path / "c") == 0
+
+
+def test_a_prompt_stored_again_while_it_is_still_being_dropped_reaches_its_tier(tmp_path: Path) -> None:
+    """The old record is being written, then deleted, under the very name that the new one needs."""
+    tier = Slow(disk(tmp_path / "c"))
+    with make_store((tier, LaneOptions(write_workers=2)), slots=32) as store:
+        tier.delay_s = 0.3
+        put(store, chain(4))
+        assert eventually(lambda: "write" in tier.calls)
+        assert store.drop(chain(4), 0.05) == 4
+        assert put(store, chain(4)) == 4
+        assert store.flush(20)
+        assert file_bytes(tmp_path / "c") == 4 * RECORD
+        drop_ram(store)
+        assert get(store, chain(4)) == ["disk"] * 4
+        assert_nothing_leaked(store)

@@ -160,17 +160,21 @@ class Traffic:
         `chain` is the chain that ends with the entry, so that the tier dates parents younger than children.
         """
         if self._takes_locked(entry):
-            return self._affords_locked(entry, chain) and self._queue_locked(entry, chain)
+            free = self.lane.index.may_write(entry.key)
+            return free and self._affords_locked(entry, chain) and self._queue_locked(entry, chain)
         self.lane.counters.writes_dropped += 1
         return False
 
     def spill_locked(self, entry: Entry) -> bool:
         """See to it that a READY entry gets written, if it was not. True: RAM must keep it until it is.
 
-        While the queue is full but moving that is so too: better no new block than a hole on disk.
+        While the queue is full but moving that is so too: better no new block than a hole on disk. And while
+        an earlier record of the same name is still being written or deleted, which soon ends.
         """
         if entry.offered & self._bit or self.lane.has(entry.key) or not self._takes_locked(entry):
             return False
+        if not self.lane.index.may_write(entry.key):
+            return True
         if not self._affords_locked(entry, ()):
             return False
         self._queue_locked(entry, ())
