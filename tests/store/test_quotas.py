@@ -180,3 +180,54 @@ def test_a_lone_tenants_blocks_go_as_if_there_were_no_quotas(uses: list[tuple[in
             assert look <= (not missing)
             with store.lock:
                 assert {entry.key for entry in store.ram.entries()} == set(order)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=30
+    )
+)
+def test_leaves_go_before_their_parents_whoever_loses(uses: list[tuple[str, int, int, bool]]) -> None:
+    with make_store(slots=16, reserved=2) as store:
+        for tenant, seed, length, look in uses:
+            of = prompt(tenant, length, seed)
+            store.lookup(of, 0) if look else put(store, of)
+            for other in "abc":
+                for each in range(3):
+                    with store.lock:
+                        there = [store.ram.get(key) is not None for key in prompt(other, 4, each).keys]
+                    assert there == sorted(there, reverse=True), "a parent left before its child"
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=40
+    )
+)
+def test_a_tiers_index_keeps_its_cap_and_its_chains_whoever_loses(
+    uses: list[tuple[str, int, int, bool]],
+) -> None:
+    index = LaneIndex(14, lambda key: False)
+    held: Counter[bytes] = Counter()
+    for tenant, seed, length, look in uses:
+        keys = prompt(tenant, length, seed).keys
+        index.touch(keys)
+        for key in keys if not look else ():
+            if index.has(key, 0.0):
+                continue
+            room = index.reserve({key: 1}, 0.0)
+            assert room is not None
+            held = Counter(one[:8] for one in index.keys_of(None))
+            assert all(held[gone[:8]] >= held[key[:8]] for gone in room.evicted)
+            index.left(room.evicted)
+            index.used_bytes -= 1
+            index.enter(key, 1)
+            index.written([key])
+            index.touch(keys[: keys.index(key) + 1])
+        assert index.used_bytes == len(index) == len(index.keys_of(None)) <= 14
+        for other in "abc":
+            for each in range(3):
+                there = [index.has(key, 0.0) for key in prompt(other, 4, each).keys]
+                assert there == sorted(there, reverse=True), "a parent left before its child"
