@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tiercel.cli.plan import command
 from tiercel.config import Config
-from tiercel.errors import TiercelError
+from tiercel.engines.vllm.options import read_options
+from tiercel.errors import ConfigError, TiercelError
 from tiercel.plan.planner import Plan, as_json, make_plan
 from tiercel.plan.planner_options import DEFAULTS, request_from
 from tiercel.plan.planner_text import describe, explain
@@ -111,14 +112,26 @@ def test_the_vllm_command_says_what_to_do_when_a_load_fails() -> None:
     assert words[words.index("--kv-cache-dtype") + 1] == "fp8"
 
 
-def test_the_vllm_connector_is_told_to_be_planned_wherever_its_flags_are_shown() -> None:
+def test_the_vllm_command_reads_the_plans_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = plan(**FOUR)
     transfer = json.loads(shlex.split(found.vllm_command)[-1])
     assert transfer["kv_connector"] == "TiercelConnector"
     assert transfer["kv_connector_module_path"] == "tiercel.engines.vllm"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"tiercel\.toml"):
+        read_options(transfer["kv_connector_extra_config"])
+    (tmp_path / "tiercel.toml").write_text(found.config_toml, encoding="utf-8")
+    config = read_options(transfer["kv_connector_extra_config"])
+    assert config.ram.size_bytes == pytest.approx(found.value("ram_bytes"), abs=2**30)
+    assert [str(tier.path) for tier in config.tiers] == ["/var/lib/tiercel/blocks"]
+
+
+def test_where_the_vllm_command_is_shown_it_says_which_file_it_needs() -> None:
+    found = plan(**FOUR)
     told = as_json(found)
-    assert told["vllm_connector"] == "planned"
-    assert told["vllm_note"] == "once the vLLM connector ships; today: tiercel serve with this toml"
+    assert told["vllm_note"] == "with this tiercel.toml in the directory it is started from"
     page = describe(found)
     assert f"vLLM ({told['vllm_note']})" in page
     pasted = page[page.index("vllm serve") :].split("\n\n")[0]

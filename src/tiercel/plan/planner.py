@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiercel.plan.hardware import LINKS, Link, gpu_named, ram_link
-from tiercel.plan.planner_files import CONNECTOR_STATUS, VLLM_NOTE, config_toml, vllm_command
+from tiercel.plan.planner_files import VLLM_NOTE, config_toml, vllm_command
 from tiercel.plan.planner_formulas import SHEET
 from tiercel.plan.planner_inputs import Input, PlanRequest, disk_of, sheet_inputs
 from tiercel.plan.planner_sheet import Scope
@@ -190,7 +190,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
         ],
         "config_toml": plan.config_toml,
         "vllm_command": plan.vllm_command,
-        "vllm_connector": CONNECTOR_STATUS,
         "vllm_note": VLLM_NOTE,
         "warnings": list(plan.warnings),
     }  # fmt: skip

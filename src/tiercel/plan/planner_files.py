@@ -1,7 +1,6 @@
-"""The two things a plan ends in: a `tiercel.toml` that loads as it stands, and a vLLM command line.
+"""What a plan ends in: a `tiercel.toml` that loads as it stands, and a vLLM command line that reads it.
 
-The command line names a connector that is planned and not part of this version; `VLLM_NOTE` says so
-wherever the command is shown.
+`VLLM_NOTE` goes with the command line wherever it is shown.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ GPUS_PER_HOST = 8
 DISK_PATH = "/var/lib/tiercel/blocks"
 CONNECTOR = "TiercelConnector"
 CONNECTOR_MODULE = "tiercel.engines.vllm"
-CONNECTOR_STATUS = "planned"
-VLLM_NOTE = "once the vLLM connector ships; today: tiercel serve with this toml"
+CONFIG_FILE = "tiercel.toml"
+VLLM_NOTE = f"with this {CONFIG_FILE} in the directory it is started from"
 
 # The planner's KV formats as vLLM's --kv-cache-dtype takes them; the others are passed as they are.
 _VLLM_KV = {"bfloat16": "auto", "float16": "auto", "float32": "auto", "nvfp4_ds_mla": "nvfp4_ds_mla"}
@@ -60,13 +59,14 @@ def _part(size_bytes: float, hosts: int) -> int:
 
 
 def vllm_command(request: PlanRequest) -> str:
-    """How vLLM will be started for this plan, once it has the connector."""
+    """How vLLM is started for this plan, with the connector and the sizes of the plan's `tiercel.toml`."""
     hardware, storage, traffic = request.hardware, request.storage, request.traffic
     transfer = {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"config": CONFIG_FILE},
     }
     words = ["vllm", "serve", request.model.name]
     if hardware.tp > 1:
