@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from tests.engines.vllm.toy import Toy, ToyEngine, prompt, toy_store
-from tests.store.support import FaultyTier, disk, drop_ram
+from tests.store.support import FaultyTier, disk, drop_ram, eventually
 
-from tiercel.engines.vllm import asker
+from tiercel.engines.vllm import asker, scheduler
+from tiercel.engines.vllm.mover import CpuMover
 from tiercel.store import Hit, LaneOptions, TieredStore
 
 
@@ -124,6 +125,30 @@ def test_a_tier_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
         assert time.monotonic() - started_s < 5
         release.set()
         engine.settled()
+
+
+def test_many_that_wait_for_an_answer_cost_a_step_no_more_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call is short; what counts is all of them together, for the requests that run."""
+    monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.05)
+    release = threading.Event()
+
+    class Slow(Meddled):
+        def lookup(self, chain: Any, deadline_s: float = 0.05, start: int = 0, **options: Any) -> Hit:
+            release.wait(20)
+            return Hit()
+
+    with Toy(tmp_path, Slow(toy_store())).start() as engine:
+        for number in range(100):
+            engine.add(f"r{number}", prompt(40, number))
+        started_s = time.monotonic()
+        engine.step()
+        assert time.monotonic() - started_s < 100 * 0.05 / 4
+        assert not engine.finished
+        release.set()
+        engine.settled()
+        assert len(engine.finished) == 100
 
 
 def test_lookups_that_never_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +324,46 @@ def test_a_fault_of_ours_in_a_transfer_ends_the_job_and_not_the_engine(
 
 
 # Ranks.
+
+
+class Waiting(Meddled):
+    """Loads wait for `go_on`."""
+
+    def __init__(self, inner: TieredStore) -> None:
+        super().__init__(inner)
+        self.waits, self.go_on = threading.Event(), threading.Event()
+
+    def acquire(self, chain: Any, deadline_s: float = 10.0, start: int = 0) -> Any:
+        lease = super().acquire(chain, deadline_s, start)
+        self.waits.set()
+        assert self.go_on.wait(10)
+        return lease
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_nothing_is_copied_into_an_engine_that_has_ended(tmp_path: Path, ends: bool) -> None:
+    """Its memory may be another's by then."""
+    store, loaded = Waiting(toy_store()), threading.Event()
+
+    class Watched(CpuMover):
+        def load(self, mark: Any, blocks: Any) -> None:
+            loaded.set()
+
+    tokens = prompt(161)
+    engine = Toy(tmp_path, store, mover=Watched).start()
+    engine.run("cold", tokens)
+    engine.forget()
+    engine.add("warm", tokens)
+    while not store.waits.is_set():
+        engine.step()
+    worker = engine.ranks[0].connector._worker
+    if ends:
+        worker.side.close(0.1)
+    store.go_on.set()
+    assert loaded.wait(0.5 if ends else 10) is not ends
+    assert eventually(lambda: store.inner.stats().leases == 0)
+    engine.connector.shutdown()
+    worker.side.close()
 
 
 @pytest.mark.parametrize(("ranks", "shards"), [(2, 2), (4, 2), (2, 1), (4, 4)])

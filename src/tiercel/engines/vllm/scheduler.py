@@ -128,7 +128,8 @@ class SchedulerSide:
         ask = tracked.ask
         if ask is None:
             return 0, False
-        if ask.hit is None and not ask.answered.wait(_PATIENCE_S):
+        # One wait a step: of many requests without an answer, each would hold up all that run.
+        if ask.hit is None and (self._asking or not ask.answered.wait(_PATIENCE_S)):
             if time.monotonic() < ask.until_s:
                 self._asking = True
                 return None, False

@@ -66,6 +66,7 @@ class WorkerSide:
         self._loads: _Jobs = queue.SimpleQueue()
         self._saves: _Jobs = queue.SimpleQueue()
         self._saving = 0
+        self._closing = False
         self._threads: list[threading.Thread] = []
         for _ in range(_LOAD_THREADS):
             self._start("load", self._loads)
@@ -120,7 +121,8 @@ class WorkerSide:
         return done
 
     def close(self, wait_s: float = 2.0) -> None:
-        """End the threads after the jobs they are at."""
+        """End the threads. Nothing more is copied: the engine's memory may be gone next."""
+        self._closing = True
         for jobs in [self._loads] * _LOAD_THREADS + [self._saves] * _SAVE_THREADS:
             jobs.put(None)
         until_s = time.monotonic() + wait_s
@@ -164,7 +166,7 @@ class WorkerSide:
             batch = max(1, _BATCH_BYTES // payload_bytes)
             with self._store.acquire(chain, max(0.0, until_s - time.monotonic()), job.start) as lease:
                 while at < job.stop and (ready := lease.ready(min(batch, job.stop - at))):
-                    if any(block.payload.nbytes != payload_bytes for block in ready):
+                    if self._closing or any(block.payload.nbytes != payload_bytes for block in ready):
                         break
                     blocks = [(block.payload, plan.copies(block.index)) for block in ready]
                     self._mover.load(mark, blocks)
@@ -195,6 +197,8 @@ class WorkerSide:
         batch = max(1, _BATCH_BYTES // payload_bytes)
         with self._store.begin_store(chain, job.start, job.stop, payload_bytes, deadline_s) as lease:
             while rooms := lease.take(batch):
+                if self._closing:
+                    return 0
                 self._mover.save(mark, [(room.payload, plan.copies(room.index)) for room in rooms])
             return lease.commit()
 
