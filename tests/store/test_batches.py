@@ -161,3 +161,15 @@ def test_a_listener_that_is_too_slow_is_told_so(monkeypatch: pytest.MonkeyPatch)
     told = store.events(at, scope().tag)
     assert told.lost
     assert len(told.events) == 4
+
+
+def test_a_number_of_another_store_is_told_to_be_lost() -> None:
+    """A daemon was started anew, and has more to tell by now than the last one had."""
+    before, after = make_store(), make_store()
+    old = before.events(0, scope().tag)
+    put(before, chain(2))
+    at = before.events(old.next, scope().tag)
+    assert not at.lost
+    assert not after.events(0, scope().tag).lost
+    put(after, chain(6))
+    assert after.events(at.next, scope().tag).lost

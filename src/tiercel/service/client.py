@@ -134,12 +134,12 @@ class RemoteStore:
         return self._call(wire.AskStats(), wire.Figures, _CALL_S)
 
     def events(self, after: int, tag: bytes) -> Events:
-        """See `TieredStore.events`. A daemon restarted since begins anew: then `lost` is set."""
+        """See `TieredStore.events`. After a restart of the daemon `lost` is set."""
         told = self._call(wire.EventsSince(after, tag), wire.Happened, _CALL_S)
         if told is None:
             return Events(after)
         events = tuple(Event(stored, BlockKey(key), place) for stored, key, place in told.events)
-        return Events(told.next, events, told.lost or told.next < after)
+        return Events(told.next, events, told.lost)
 
     def flush(self, deadline_s: float = 30.0) -> bool:
         """See `TieredStore.flush`."""

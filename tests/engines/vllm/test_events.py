@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from tiercel.blocks import BlockKey
 from tiercel.engines.vllm.ledger import Change, Described, Ledger
-from tiercel.store import Event, LaneOptions
+from tiercel.store import Event, Events, LaneOptions
 
 
 class Router:
@@ -102,6 +103,32 @@ def test_blocks_found_are_told_of_too(tmp_path: Path) -> None:
         listen(engine, router)
         assert router.expects(tokens, 16) == 0
         engine.run("warm", tokens)
+        news(engine)
+        assert router.expects(tokens, 16) == 160
+
+
+def test_what_happens_between_the_answers_for_two_shards_is_told(tmp_path: Path) -> None:
+    """A block is stored after shard 0 was asked about and before shard 1 is."""
+    store, tokens, router = toy_store(), prompt(161), Router()
+    with Toy(tmp_path, store, ranks=2, shards=2, events=True).start() as engine:
+        listen(engine, router)
+        first = engine.connector._scheduler.names[0].scope(None).tag
+        asked, go_on = threading.Event(), threading.Event()
+        answer = store.events
+
+        def slowly(after: int, tag: bytes) -> Events:
+            told = answer(after, tag)
+            if tag == first and not go_on.is_set():
+                asked.set()
+                go_on.wait(10)
+            return told
+
+        store.events = slowly  # type: ignore[method-assign]
+        assert asked.wait(10)
+        engine.add("cold", tokens)
+        while not engine.finished or engine.connector._scheduler.side._held:
+            engine.step()
+        go_on.set()
         news(engine)
         assert router.expects(tokens, 16) == 160
 

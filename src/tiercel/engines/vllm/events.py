@@ -123,14 +123,15 @@ class EventSource:
 
     def _poll(self, ledger: Ledger, names: Sequence[Names], after: int) -> int:
         """Ask each scope for its events since `after`. Returns the number to ask with next."""
-        following = after
+        answered: list[int] = []
         for scope in [scope for one in names for scope in one.scopes()]:
             told = self._store.events(after, scope.tag)
             if told.lost:
                 self._publish(ledger.lost())
             self._publish(ledger.happened(told.events))
-            following = told.next
-        return following
+            answered.append(told.next)
+        # What came between two answers is told to the first scope, and once more to the second.
+        return min(answered, default=after)
 
     def _learn(self, ledger: Ledger, names: Sequence[Names], seen: _Seen) -> None:
         chains = [one.chain(seen.request, seen.hashes, seen.adapter) for one in names]
