@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,12 @@ import pytest
 from tests.store.support import (
     PAYLOAD,
     RECORD,
+    FaultyTier,
     Served,
     assert_nothing_leaked,
     chain,
+    disk,
+    drop_ram,
     eventually,
     get,
     payload_of_key,
@@ -23,11 +27,12 @@ from tests.store.support import (
     scope,
 )
 
+from tiercel.config import Config
 from tiercel.memory import Arena, ArenaKind
-from tiercel.service import wire
+from tiercel.service import Daemon, wire
 from tiercel.service.client import RemoteStore
 from tiercel.service.link import Connection, Link
-from tiercel.store import TieredStore
+from tiercel.store import LaneOptions, TieredStore, WriteMode
 
 
 @pytest.fixture
@@ -170,6 +175,55 @@ def test_events_come_through_and_a_restarted_daemon_says_they_are_lost(served: S
     ]
     assert not told.lost
     assert served.events(told.next + 1000, scope().tag).lost
+
+
+def test_an_engine_out_of_descriptors_goes_without_until_it_has_some(served: Served) -> None:
+    link = Link(served.daemon.path, PAYLOAD)
+    link.hold(link.connect(2.0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with RemoteStore(link) as store:
+        put(served, chain(2))
+        idle = link.get(1.0)
+        assert idle is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            assert store.lookup(chain(2)).blocks == 0
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert link.failures == 1
+        link.put(idle)
+        assert eventually(lambda: store.lookup(chain(2)).blocks == 2)
+        assert link._open == 0, "a connection that was never made does not count as open"
+
+
+def test_clients_that_wait_for_a_tier_do_not_eat_the_time_to_write_down(tmp_path: Path) -> None:
+    tier, release = FaultyTier(disk(tmp_path)), threading.Event()
+    lazily = LaneOptions(cap_bytes=1 << 30, deadline_s=60.0, write=WriteMode.ON_EVICT)
+    store = TieredStore(Arena(RECORD, 64, reserved=16, kind=ArenaKind.SHARED), [(tier, lazily)])
+    path = tmp_path / "s"
+    daemon = Daemon(Config.load(None, {}, {"daemon.socket": str(path), "store.flush_deadline": "2s"}), path)
+    daemon._store = store
+    serving = threading.Thread(target=daemon.run, daemon=True)
+    serving.start()
+    put(store, chain(1))
+    assert store.flush(10)
+    drop_ram(store)
+    tier.faults["read"] = lambda *asked: [release.wait(30), tier.inner.read(*asked)][1]
+    put(store, chain(20, seed=1))
+    link = Link(path, PAYLOAD)
+    waiting = [link.connect(2.0).sock for _ in range(6)]
+    for one in waiting:
+        wire.send(one, wire.Acquire(wire.named(chain(1)), 20.0, 0, 1))
+    assert eventually(lambda: store.stats().leases == 6)
+    assert store.stats().tiers[0].blocks == 1, "the control: not all is there yet"
+    daemon.stop()
+    serving.join(10)
+    assert daemon.close()
+    assert store.stats().tiers[0].blocks == 21
+    release.set()
+    for one in waiting:
+        one.close()
+    link.close()
 
 
 # A daemon that lies.

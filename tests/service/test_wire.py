@@ -73,6 +73,22 @@ def test_a_descriptor_comes_along(pair: tuple[socket.socket, socket.socket]) -> 
     os.close(got)
 
 
+@pytest.mark.parametrize(
+    "packet", [b"\x03\x00\x00\x00abc", b"\xff\xff\xff\xff", b"\x03\x00", b"\x09\x00\x00\x00a"]
+)
+def test_a_descriptor_that_comes_with_no_message_is_closed(
+    pair: tuple[socket.socket, socket.socket], packet: bytes
+) -> None:
+    near, far = pair
+    passed = os.open(os.devnull, os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    socket.send_fds(near, [packet], [passed])
+    os.close(passed)
+    with pytest.raises(wire.WireError):
+        wire.receive_answer(far, 0.1)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
 def test_a_chain_survives_and_half_a_key_does_not() -> None:
     assert wire.chain_of(NAMED) == chain(3)
     with pytest.raises(wire.WireError, match="not a whole number"):

@@ -32,6 +32,7 @@ CLIENTS_MAX = 512
 _BACKLOG = CLIENTS_MAX
 _ACCEPT_WAIT_S = 0.25
 _LOCK_WAIT_S = 5.0
+_LEAVE_WAIT_S = 1.0
 _SOCKET_PATH_BYTES_MAX = 107
 
 
@@ -92,8 +93,10 @@ class Daemon:
         for client in clients:
             _shut(client)
         until_s = time.monotonic() + self._config.store.flush_deadline_s
+        # Together: the time is for writing down, and who waits for a tier is told by its own deadline.
+        gone_s = time.monotonic() + _LEAVE_WAIT_S
         for thread in clients.values():
-            thread.join(min(1.0, max(0.0, until_s - time.monotonic())))
+            thread.join(max(0.0, min(gone_s, until_s) - time.monotonic()))
         store = self._store
         return store is None or store.close(max(0.0, until_s - time.monotonic()))
 

@@ -173,7 +173,10 @@ class Link:
 
     def connect(self, wait_s: float) -> Connection:
         """Connect and agree on version and arena. Raises WireError, or DaemonError when refused."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as fault:  # this process is out of descriptors
+            raise wire.WireError(f"cannot be reached: {fault.strerror}") from None
         try:
             sock.settimeout(min(CONNECT_S, wait_s))
             try:
@@ -221,14 +224,13 @@ class Link:
                 return self.slab
             try:
                 slab, old = Slab(fds[0], welcome), self.slab
+                fd = os.dup(fds[0])
             except (OSError, ValueError, OverflowError) as fault:
                 raise wire.WireError(f"its arena cannot be mapped: {fault}") from None
             self.slab = slab
         if old is not None:
             old.drop()
-        threading.Thread(
-            target=slab.populate, args=(os.dup(fds[0]),), name="tiercel-populate", daemon=True
-        ).start()
+        threading.Thread(target=slab.populate, args=(fd,), name="tiercel-populate", daemon=True).start()
         for tell in self.on_new_slab:
             tell(slab)
         return slab

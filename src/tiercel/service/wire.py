@@ -8,6 +8,7 @@ Bytes of blocks never pass here: answers name slots of the arena, whose descript
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -258,10 +259,15 @@ def receive_answer(sock: socket.socket, timeout_s: float) -> tuple[Answer, list[
         head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, 1)
     except OSError as fault:
         raise WireError(f"no answer: {fault}") from None
-    head += _exactly(sock, _LENGTH.size - len(head), until_s) if head else b""
-    if not head:
-        raise WireError("the daemon closed the connection")
-    return _decode(_answers, _exactly(sock, _length(head), until_s)), fds
+    try:
+        head += _exactly(sock, _LENGTH.size - len(head), until_s) if head else b""
+        if not head:
+            raise WireError("the daemon closed the connection")
+        return _decode(_answers, _exactly(sock, _length(head), until_s)), fds
+    except WireError:
+        for fd in fds:
+            os.close(fd)
+        raise
 
 
 def _length(head: bytes) -> int:
