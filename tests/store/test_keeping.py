@@ -158,3 +158,19 @@ def test_what_was_dropped_from_the_queue_is_given_back_to_the_budget(tmp_path: P
             traffic._drop_waiting_locked()
             assert before - budget._left == pytest.approx(3 * RECORD, rel=1e-3)
             traffic._write_tasks = 0
+
+
+def test_a_block_stored_again_is_not_written_back_when_its_tier_evicts_it(tmp_path: Path) -> None:
+    """It would take the room of its own parent, which is the next coldest."""
+    options = LaneOptions(cap_bytes=14 * RECORD)
+    with make_store((disk(tmp_path / "c"), options), slots=40, reserved=8) as store:
+        put(store, chain(2))
+        assert store.flush(10)
+        drop_ram(store)
+        get(store, chain(1))
+        assert put(store, chain(2)) == 1, "the second block is stored again, its tier has it"
+        for other in (chain(5, 1), chain(8, 2)):
+            put(store, other)
+            store.flush(10)
+        with store.lock:
+            assert [store.in_tier_locked(key) for key in chain(2).keys] == [True, False]

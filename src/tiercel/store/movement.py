@@ -146,8 +146,7 @@ class Traffic:
             self._ram.remove(entry)
         elif entry.state is State.LOADING:
             entry.payload_bytes = header.payload_bytes
-            # Should the tier evict it later, it was its coldest: writing it back would only push out others.
-            entry.offered |= self._bit
+            self.has_locked(entry)
             self._ram.make_ready(entry)
             self._counters.loaded[self.lane.name] = self._counters.loaded.get(self.lane.name, 0) + 1
         self._ram.release(entry)
@@ -164,6 +163,13 @@ class Traffic:
             return free and self._affords_locked(entry, chain) and self._queue_locked(entry, chain)
         self.lane.counters.writes_dropped += 1
         return False
+
+    def has_locked(self, entry: Entry) -> None:
+        """The tier has a block that has come to RAM; it is not to be written back should the tier evict it.
+
+        It was the tier's coldest then: writing it back would push out others, its own parents first.
+        """
+        entry.offered |= self._bit
 
     def spill_locked(self, entry: Entry) -> bool:
         """See to it that a READY entry gets written, if it was not. True: RAM must keep it until it is.

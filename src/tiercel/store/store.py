@@ -384,7 +384,9 @@ class TieredStore:
     def write_down_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> None:
         """Send the last block of a chain to every tier that takes blocks at once; keep some slots clean."""
         for traffic in self._traffic:
-            if traffic.lane.options.write is WriteMode.THROUGH and not traffic.lane.has(entry.key):
+            if traffic.lane.has(entry.key):
+                traffic.has_locked(entry)
+            elif traffic.lane.options.write is WriteMode.THROUGH:
                 traffic.write_locked(entry, chain)
         few = self.arena.free_slots - self.arena.reserved < self.arena.slots * _SPILL_AHEAD_SHARE
         if few and any(traffic.lane.options.write is WriteMode.ON_EVICT for traffic in self._traffic):
