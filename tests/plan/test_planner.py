@@ -138,6 +138,12 @@ def test_where_the_vllm_command_is_shown_it_says_which_file_it_needs() -> None:
     assert shlex.split(pasted.replace("\\\n", "")) == shlex.split(found.vllm_command)
 
 
+@pytest.mark.parametrize(("model", "refused"), [("Qwen3.5-27B", True), ("gemma-3-27b", False)])
+def test_a_model_that_no_engine_takes_is_told(model: str, refused: bool) -> None:
+    told = [line for line in plan(model, **FOUR).warnings if "recurrent state" in line]
+    assert bool(told) == refused
+
+
 def test_every_number_of_the_json_carries_formula_and_assumption() -> None:
     told = as_json(plan(**FOUR, **{name.replace("-", "_"): text for name, text in PRICES.items()}))
     json.dumps(told, allow_nan=False)

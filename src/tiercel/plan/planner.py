@@ -149,6 +149,8 @@ def _warnings(request: PlanRequest, scope: Scope) -> list[str]:
             "they would queue; more RAM, or a faster --disk-rate"
         )
     fixed = scope["kv_fixed_bytes"]
+    if fixed:
+        told.append("no engine of this version takes a model with recurrent state: these are figures only")
     if fixed and fixed > scope["kv_token_bytes"] * 1024:
         told.append(
             f"a fixed state of {fixed / 1e6:.0f} MB comes with every reuse: short prefixes are not worth it"
