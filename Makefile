@@ -25,11 +25,11 @@ export TIERCEL_CACHE_DIR ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo test browser lint format bench bench-vllm gpu-check soak docs clean
+.PHONY: help setup demo test browser lint format bench bench-vllm bench-tiers gpu-check soak docs clean
 
 help:
 	@echo "make setup | demo | test | lint | format | soak | docs | clean   (ARGS='...' is passed on)"
-	@echo "make bench | bench-vllm | gpu-check"
+	@echo "make bench | bench-vllm | bench-tiers | gpu-check"
 
 setup: $(STAMP)
 
@@ -80,6 +80,12 @@ $(LMCACHE_STAMP): | setup
 	$(BIN)/python -m pip --python $(LMCACHE)/bin/python install --quiet --disable-pip-version-check \
 		--no-deps -r requirements/lmcache.txt
 	touch $@
+
+# What a second vLLM finds in each tier, and tiers against their clients used bare. With ARGS no figures are kept.
+bench-tiers: setup
+	mkdir -p $(CURDIR)/.cache
+	$(BIN)/python -m benchmarks.bench_tiers --dir $(CURDIR)/.cache $(if $(ARGS),--rounds 1,--rounds 5 --json docs/benchmarks/tiers.json)
+	$(BIN)/python -m benchmarks.vllm_tiers $(ARGS)
 
 # On a machine with a CUDA GPU: right bytes, right order, how fast. Elsewhere: the parts a CPU can run.
 gpu-check: setup

@@ -20,6 +20,8 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 KINDS = ("files", "valkey", "encrypted valkey", "objects", "mooncake")
 _ROOT = Path(__file__).parents[2]
 _MOONCAKE_BYTES = 1 << 30
@@ -66,6 +68,11 @@ class Places:
             for number, kind in enumerate(kinds)
             for name, value in {**self._tiers[kind], **more}.items()
         ]
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the servers have used."""
+        every = psutil.Process(self._process.pid).children(recursive=True)
+        return sum(one.cpu_times().user + one.cpu_times().system for one in every)
 
     def __enter__(self) -> Self:
         return self
