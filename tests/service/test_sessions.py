@@ -7,8 +7,9 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.store.support import (
@@ -27,6 +28,7 @@ from tests.store.support import (
     scope,
 )
 
+from tiercel.blocks import payload_of
 from tiercel.config import Config
 from tiercel.memory import Arena, ArenaKind
 from tiercel.service import Daemon, wire
@@ -196,34 +198,94 @@ def test_an_engine_out_of_descriptors_goes_without_until_it_has_some(served: Ser
         assert link._open == 0, "a connection that was never made does not count as open"
 
 
-def test_clients_that_wait_for_a_tier_do_not_eat_the_time_to_write_down(tmp_path: Path) -> None:
-    tier, release = FaultyTier(disk(tmp_path)), threading.Event()
+@contextmanager
+def lazy_daemon(folder: Path, slots: int) -> Iterator[tuple[Daemon, TieredStore, FaultyTier, Link]]:
+    """A daemon whose disk gets blocks when RAM needs the room, or at the end."""
+    tier = FaultyTier(disk(folder))
     lazily = LaneOptions(cap_bytes=1 << 30, deadline_s=60.0, write=WriteMode.ON_EVICT)
-    store = TieredStore(Arena(RECORD, 64, reserved=16, kind=ArenaKind.SHARED), [(tier, lazily)])
-    path = tmp_path / "s"
+    store = TieredStore(Arena(RECORD, slots, reserved=2, kind=ArenaKind.SHARED), [(tier, lazily)])
+    path = folder / "s"
     daemon = Daemon(Config.load(None, {}, {"daemon.socket": str(path), "store.flush_deadline": "2s"}), path)
     daemon._store = store
     serving = threading.Thread(target=daemon.run, daemon=True)
     serving.start()
-    put(store, chain(1))
-    assert store.flush(10)
-    drop_ram(store)
-    tier.faults["read"] = lambda *asked: [release.wait(30), tier.inner.read(*asked)][1]
-    put(store, chain(20, seed=1))
     link = Link(path, PAYLOAD)
-    waiting = [link.connect(2.0).sock for _ in range(6)]
-    for one in waiting:
-        wire.send(one, wire.Acquire(wire.named(chain(1)), 20.0, 0, 1))
-    assert eventually(lambda: store.stats().leases == 6)
-    assert store.stats().tiers[0].blocks == 1, "the control: not all is there yet"
-    daemon.stop()
-    serving.join(10)
-    assert daemon.close()
-    assert store.stats().tiers[0].blocks == 21
-    release.set()
-    for one in waiting:
-        one.close()
-    link.close()
+    try:
+        yield daemon, store, tier, link
+    finally:
+        link.close()
+        daemon.stop()
+        serving.join(10)
+        daemon.close()
+
+
+def slowed(call: Callable[..., Any], wait_s: float, release: threading.Event) -> Callable[..., Any]:
+    def slow(*args: object) -> object:
+        release.wait(wait_s)
+        return call(*args)
+
+    return slow
+
+
+def test_clients_that_wait_for_a_tier_do_not_eat_the_time_to_write_down(tmp_path: Path) -> None:
+    release = threading.Event()
+    with lazy_daemon(tmp_path, slots=64) as (daemon, store, tier, link):
+        put(store, chain(1))
+        assert store.flush(10)
+        drop_ram(store)
+        tier.faults["read"] = slowed(tier.inner.read, 30, release)
+        put(store, chain(20, seed=1))
+        waiting = [link.connect(2.0).sock for _ in range(6)]
+        for one in waiting:
+            wire.send(one, wire.Acquire(wire.named(chain(1)), 20.0, 0, 1))
+        assert eventually(lambda: store.stats().leases == 6)
+        assert store.stats().tiers[0].blocks == 1, "the control: not all is there yet"
+        daemon.stop()
+        assert daemon.close()
+        assert store.stats().tiers[0].blocks == 21
+        release.set()
+        for one in waiting:
+            one.close()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_who_copies_while_the_daemon_ends_copies_what_he_was_told(tmp_path: Path, ends: bool) -> None:
+    """The daemon hangs up, writes down for a while and goes on loading for a prefetch meanwhile."""
+    far, near = chain(30, seed=1), chain(9)
+    with lazy_daemon(tmp_path, slots=12) as (daemon, store, tier, link):
+        for blocks in range(1, 31):
+            put(store, chain(blocks, seed=1))
+            assert store.flush(10)
+        drop_ram(store)
+        put(store, near)
+        assert store.flush(10)
+        put(store, chain(1, seed=2))
+        for name, wait_s in (("read", 0.02), ("write", 1.0)):
+            tier.faults[name] = slowed(getattr(tier.inner, name), wait_s, threading.Event())
+        reader, other = link.connect(2.0), link.connect(2.0)
+        answer = reader.ask(wire.Acquire(wire.named(near), 20.0, 0, 9), 5.0)
+        assert isinstance(answer, wire.Blocks)
+        assert len(answer.blocks) == 9
+        slab = reader.slab
+        assert slab is not None
+
+        def right() -> list[bool]:
+            slots = [slab.slot(one.slot) for one in answer.blocks]
+            wanted = [payload_of_key(key) for key in near.keys]
+            return [bytes(payload_of(slot, PAYLOAD)) == one for slot, one in zip(slots, wanted, strict=True)]
+
+        assert right() == [True] * 9
+        wire.send(other.sock, wire.Prefetch(wire.named(far), 20.0))
+        assert eventually(lambda: "read" in tier.calls)
+        if ends:
+            daemon.stop()
+            assert daemon.close()
+            assert right() == [True] * 9
+        else:
+            reader.sock.close()
+            assert eventually(lambda: right() != [True] * 9), "the control: slots given back are used anew"
+        for one in (reader, other):
+            one.sock.close()
 
 
 # A daemon that lies.

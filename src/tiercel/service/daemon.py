@@ -64,6 +64,11 @@ class Daemon:
     def store(self) -> TieredStore | None:
         return self._store
 
+    @property
+    def ending(self) -> bool:
+        """Whether it hangs up on its clients, or is about to."""
+        return self._stop.is_set()
+
     def run(self, *, idle_exit_s: float | None = None) -> None:
         """Accept clients until `stop` is called, or until none was there for `idle_exit_s` seconds."""
         self._listener.settimeout(_ACCEPT_WAIT_S)

@@ -1,7 +1,7 @@
 """One client's connection, served by one thread: questions in, calls to the store, answers out.
 
-A session holds at most one lease. It ends with the connection, whatever ended that, and gives everything
-back. Nothing a client sends raises beyond here; what is malformed ends the session.
+A session holds at most one lease. It ends with the connection, whatever ended that but the daemon's own end,
+and gives everything back. Nothing a client sends raises beyond here; what is malformed ends the session.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ class Host(Protocol):
     @property
     def store(self) -> TieredStore | None: ...
 
+    @property
+    def ending(self) -> bool: ...
+
 
 class Session:
     """The conversation with one client."""
@@ -53,7 +56,10 @@ class Session:
         except wire.WireError as fault:
             log.debug("a client's connection ended: %s", fault)
         finally:
-            self._give_back()
+            # A daemon that ends hangs up on clients that copy from their slots at this moment: nobody else
+            # may get those while it still writes down.
+            if not self._host.ending:
+                self._give_back()
             self._sock.close()
 
     def _respond(self, question: wire.Question) -> None:
