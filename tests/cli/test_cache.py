@@ -67,6 +67,11 @@ def test_ls_shows_a_row_per_scope(root: Path, capsys: pytest.CaptureFixture[str]
     assert len(lines) == 5
 
 
+def test_one_scope_is_told_as_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output(capsys, "clear", root, "--model", "model", "--yes")
+    assert output(capsys, "ls", root).startswith(f"{root}: 2 blocks in 1 scope, ")
+
+
 def test_ls_json_has_a_row_per_scope(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(output(capsys, "ls", "--json", root))
     assert (shown["blocks"], shown["bytes"]) == (14, 14 * RECORD_BYTES)

@@ -119,18 +119,18 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[st
 
 
 class Odd(http.server.BaseHTTPRequestHandler):
-    """Something else that listens: it redirects, or answers what is no JSON."""
+    """Something else that listens: it redirects, knows no such call, or answers what is no JSON."""
 
     asked: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_POST(self) -> None:
         self.asked.append((self.path, self.headers.get("Authorization")))
         self.rfile.read(int(self.headers["Content-Length"]))
-        away = self.path == "/away/v1/cache/explain"
-        self.send_response(302 if away else 200)
+        status = {"/away/v1/cache/explain": 302, "/vllm/v1/cache/explain": 404}.get(self.path, 200)
+        self.send_response(status)
         self.send_header("Location", "/elsewhere")
         self.end_headers()
-        self.wfile.write(b"<html>")
+        self.wfile.write(b'{"detail": "Not Found"}' if status == 404 else b"<html>")
 
     do_GET = do_POST
 
@@ -148,7 +148,9 @@ def test_another_server_is_told_apart_and_a_key_goes_nowhere_else(
         url = f"http://127.0.0.1:{odd.server_address[1]}"
         assert "answered no JSON" in refused(capsys, "explain", "a", "--url", url)
         assert "answered no JSON" in refused(capsys, "explain", "a", "--url", f"{url}/away")
-        assert Odd.asked == [("/v1/cache/explain", "Bearer k"), ("/away/v1/cache/explain", "Bearer k")]
+        told = refused(capsys, "explain", "a", "--url", f"{url}/vllm")
+        assert "has no /v1/cache/explain; accepted: a tiercel serve with its own engine" in told
+        assert Odd.asked == [(f"{base}/v1/cache/explain", "Bearer k") for base in ("", "/away", "/vllm")]
     finally:
         odd.shutdown()
         odd.server_close()

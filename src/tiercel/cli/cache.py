@@ -278,7 +278,8 @@ def _json(listing: Listing, **more: int) -> str:
 
 def _total(rows: Sequence[ScopeRow]) -> str:
     blocks, size = sum(row.blocks for row in rows), sum(row.file_bytes for row in rows)
-    return f"{blocks:,} blocks in {len(rows):,} scopes, {human_bytes(size)}" if rows else "empty"
+    scopes = "1 scope" if len(rows) == 1 else f"{len(rows):,} scopes"
+    return f"{blocks:,} blocks in {scopes}, {human_bytes(size)}" if rows else "empty"
 
 
 def _cells(row: ScopeRow, now_s: float) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,6 +97,10 @@ def ask(url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         with refusal:
             told = _object(refusal.read(_ANSWER_BYTES_MAX), url).get("error")
         message = told.get("message") if isinstance(told, dict) else None
+        if not message and refusal.code == HTTPStatus.NOT_FOUND:
+            raise ConfigError(
+                f"--url {url}: has no {path}; accepted: a tiercel serve with its own engine"
+            ) from None
         raise RequestError(f"{url}: {message or f'answered {refusal.code}'}") from None
     except (OSError, HTTPException, ValueError) as fault:
         reason = getattr(fault, "reason", fault)
