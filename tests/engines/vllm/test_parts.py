@@ -164,6 +164,24 @@ def test_adapters_are_told_apart_by_content_and_name(tmp_path: Path) -> None:
     assert Adapters().digest(1, str(tmp_path / "missing")) is None
 
 
+def test_an_adapter_whose_files_change_under_its_number_is_no_longer_known(tmp_path: Path) -> None:
+    """vLLM may have the old weights or, if it made room for others meanwhile, the new ones."""
+    folder, known = tmp_path / "adapter", Adapters()
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"1")
+    first = known.digest(1, str(folder))
+    assert first is not None
+    assert known.digest(1, str(folder)) == first
+    (folder / "weights").write_bytes(b"22")
+    assert known.digest(1, str(folder)) is None
+    (folder / "weights").write_bytes(b"1")
+    assert known.digest(1, str(folder)) is None
+    assert known.digest(2, str(folder)) == first, "as loaded under another number"
+    (folder / "weights").unlink()
+    folder.rmdir()
+    assert known.digest(2, str(folder)) == first, "what is gone cannot be loaded in its place"
+
+
 # Jobs.
 
 
