@@ -208,6 +208,13 @@ def test_a_runtime_directory_that_cannot_be_used_is_one_line(
         private()
 
 
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "private.sock"
+    path.with_suffix(".log").mkdir()
+    with pytest.raises(DaemonError, match=r"no daemon can be started at '.*': Is a directory"):
+        spawn.ensure(path, {})
+
+
 def test_without_a_runtime_directory_it_is_a_private_one_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     path = spawn.private_socket("x" * 1000, {})
     assert path.parent.name == f"tiercel-{os.geteuid()}"

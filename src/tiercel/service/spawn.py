@@ -42,9 +42,12 @@ def ensure(path: Path, environ: Mapping[str, str]) -> None:
     Raises DaemonError with the daemon's own line when it cannot start.
     """
     with _alone(path):
-        if not answers(path):
-            _sweep(path.parent)
-            _start(path, environ)
+        try:
+            if not answers(path):
+                _sweep(path.parent)
+                _start(path, environ)
+        except OSError as fault:  # no process, no descriptor, no log to be had
+            raise DaemonError(f"no daemon can be started at '{path}': {fault.strerror}") from None
 
 
 @contextmanager
