@@ -1,7 +1,7 @@
 """What a tier holds, as far as we know: keys, bytes, recency, the cap, and what must not be believed.
 
 Pure bookkeeping for one lane: no call to a tier, no clock of its own, no lock. The store's lock protects it.
-Of several scopes, the one that has more than its share loses what must go (`policy.fairness`).
+A scope that has no more than its share keeps what it used of late (`policy.fairness`).
 
 In a place that others use too, what a record is listed with includes the date it carries there, to the
 minute and as far as we know. So a use of ours is dated there once in a while only (`due`), and a younger date
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiercel.blocks import TAG_BYTES, BlockKey
-from tiercel.store.policy.fairness import ACTIVE_TURNS, Shares
+from tiercel.store.policy.fairness import KEPT_TURNS, Shares
 from tiercel.tiers import Stored
 
 # Long enough that a bad spot on a disk costs a request a minute at most, short enough to get over an outage.
@@ -36,15 +36,22 @@ _DATE_MIN = 5
 _DUE_MAX = 1 << 14
 # A scope that a scan finds, and that was not used for so long before others in the place were, has no share.
 _LEFT_S = 24 * 3600.0
+# When a record was used is known to a sixteenth of the time in which as many are used as there are.
+_EPOCHS_A_TURN = 16
+_LONG_AGO = -(1 << 60)
 # Pairs of size and date that records share in memory; more are forgotten, and then kept once per record.
 _CELLS_MAX = 4096
 
 
 class Cell(NamedTuple):
-    """What a record is listed with: its bytes, and the minute (of the epoch) its date there shows."""
+    """What a record is listed with: its bytes, the minute (of the epoch) its date there shows, its last use.
+
+    Uses are counted in epochs of our own. Many records share a cell.
+    """
 
     record_bytes: int
     dated_min: int
+    used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,8 @@ class LaneIndex:
         self._known: dict[bytes, OrderedDict[BlockKey, Cell]] = {}
         self._count = 0
         self._shares = Shares()
-        self._uses = 0
+        self._epoch = 0
+        self._epoch_left = 1
         self._cells: dict[Cell, Cell] = {}
         # The minute now, set by whoever keeps a shared place in step; 0 where nobody does: no date matters.
         self.now_min = 0
@@ -116,17 +124,25 @@ class LaneIndex:
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Mark a chain as used now, leaf first, so that its parents are the younger ones."""
-        self._uses += len(keys)
+        self._epoch_left -= len(keys)
+        if self._epoch_left <= 0:
+            self._epoch += 1
+            self._epoch_left = max(1, self._count // _EPOCHS_A_TURN)
         known = self._known.get(keys[0][:TAG_BYTES]) if keys else None
         if known is None:
             return
-        self._shares.touch(keys[0][:TAG_BYTES], self._uses)
+        self._shares.touch(keys[0][:TAG_BYTES])
+        fresh: dict[Cell, Cell] = {}
         for depth in range(len(keys) - 1, -1, -1):
             key = keys[depth]
             cell = known.get(key)
             if cell is None:
                 continue
             known.move_to_end(key)
+            if cell.used != self._epoch:
+                if cell not in fresh:
+                    fresh[cell] = self._cell(cell.record_bytes, cell.dated_min)
+                cell = known[key] = fresh[cell]
             # Either way: a date from a clock that ran ahead must not keep a record for good.
             if abs(self.now_min - cell.dated_min) > _DATE_MIN and self.now_min and len(self.due) < _DUE_MAX:
                 known[key] = self._cell(cell.record_bytes, self.now_min)
@@ -144,13 +160,14 @@ class LaneIndex:
                 self._entered_in_scan.add(key)
         more_bytes = record_bytes - (old.record_bytes if old else 0)
         self.used_bytes += more_bytes
-        self._shares.add(tag, more_bytes, self._uses)
-        known[key] = self._cell(record_bytes, self.now_min if dated_min is None else dated_min)
+        self._shares.add(tag, more_bytes)
+        known[key] = self._cell(
+            record_bytes, self.now_min if dated_min is None else dated_min, old.used if old else None
+        )
         self._doubted.pop(key, None)
         self.left([key])
         if self.cap_bytes is None and self._count > KEYS_MAX:
-            loser, _ = self._shares.losers({}, self._idle_before())[0]
-            self.forget([next(iter(self._known[loser]))])
+            self.forget([next(iter(self._known[self._shares.compared({})[0]]))])
 
     def forget(self, keys: Iterable[BlockKey]) -> dict[BlockKey, int]:
         """Drop keys from the index; returns those that were in it, with their bytes."""
@@ -164,7 +181,7 @@ class LaneIndex:
                 self._count -= 1
                 self._changed(key, False)
                 self.used_bytes -= cell.record_bytes
-                self._shares.add(tag, -cell.record_bytes, self._uses)
+                self._shares.add(tag, -cell.record_bytes)
                 self._doubted.pop(key, None)
                 if not known:
                     self._shares.forget(tag)
@@ -230,13 +247,14 @@ class LaneIndex:
             if self.has(one.key, now_s):
                 self.enter(one.key, one.record_bytes, cell.dated_min)
             return
-        tag = one.key[:TAG_BYTES]
-        first = tag not in self._known
         if self._learn_listed(one):
-            self._known[tag].move_to_end(one.key, last=False)
+            known = self._known[one.key[:TAG_BYTES]]
             self._newest_s = max(self._newest_s, one.used_s)
-            if first and one.used_s < self._newest_s - _LEFT_S:
-                self._shares.rest(tag)
+            left = one.used_s < self._newest_s - _LEFT_S
+            known[one.key] = self._cell(
+                one.record_bytes, int(one.used_s // 60), _LONG_AGO if left else self._epoch - 1
+            )
+            known.move_to_end(one.key, last=False)
 
     def learn_news(self, one: Stored, now_s: float) -> None:
         """Enter a record that another process has just written, as if we had."""
@@ -349,38 +367,52 @@ class LaneIndex:
             used = cell.dated_min + _DATE_MIN < date_min <= self.now_min + 1
             if used and key not in self._writing and not self.barred(key):
                 self.enter(key, cell.record_bytes, date_min)
-                self._shares.touch(key[:TAG_BYTES], self._uses)
+                self._shares.touch(key[:TAG_BYTES])
                 spared.append(key)
         self.evicted_blocks -= len(spared)
         return spared
 
     def _going(self, asking: Mapping[bytes, int]) -> Iterator[tuple[BlockKey, Cell]]:
-        """Records that may go, in the order in which they should: who holds most loses first."""
-        losers = self._shares.losers(asking, self._idle_before())
-        levels = [
-            (-held, place, iter(self._known[tag].items()))
-            for place, (tag, held) in enumerate(losers)
-            if tag in self._known
-        ]
-        heapq.heapify(levels)
-        while levels:
-            level, place, records = levels[0]
-            found = next((one for one in records if not self._protected(one[0])), None)
-            if found is None:
-                heapq.heappop(levels)
+        """Records that may go, in the order in which they should: what was not used for longest."""
+        late, room = self._epoch - KEPT_TURNS * _EPOCHS_A_TURN, self.cap_bytes or 0
+        tags = self._shares.compared(asking)
+        lost = Counter[bytes]()
+        heads: list[tuple[int, int, int]] = []
+        records = [self._unprotected(tag) for tag in tags]
+        found = [next(one, None) for one in records]
+        for at, one in enumerate(found):
+            if one is not None:
+                heapq.heappush(heads, (one[1].used, one[1].dated_min, at))
+        own: list[int] = []
+        while heads:
+            used, _, at = heads[0]
+            tag, one = tags[at], found[at]
+            assert one is not None
+            if used > late and not self._shares.above(tag, room, asking, lost[tag]) and len(tags) > 1:
+                heapq.heappop(heads)
+                own += [at] if tag in asking or not asking else []
                 continue
-            yield found
-            heapq.heapreplace(levels, (level + found[1].record_bytes, place, records))
+            yield one
+            lost[tag] += one[1].record_bytes
+            found[at] = following = next(records[at], None)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following[1].used, following[1].dated_min, at))
+        # With nothing of others to be had, who asks replaces his own.
+        for at in own:
+            yield from (one for one in (found[at],) if one is not None)
+            yield from records[at]
 
-    def _idle_before(self) -> int:
-        return self._uses - ACTIVE_TURNS * self._count
+    def _unprotected(self, tag: bytes) -> Iterator[tuple[BlockKey, Cell]]:
+        return (one for one in self._known[tag].items() if not self._protected(one[0]))
 
     def _cell_of(self, key: BlockKey) -> Cell | None:
         known = self._known.get(key[:TAG_BYTES])
         return known.get(key) if known is not None else None
 
-    def _cell(self, record_bytes: int, dated_min: int) -> Cell:
+    def _cell(self, record_bytes: int, dated_min: int, used: int | None = None) -> Cell:
         if len(self._cells) >= _CELLS_MAX:
             self._cells.clear()
-        cell = Cell(record_bytes, dated_min)
+        cell = Cell(record_bytes, dated_min, self._epoch if used is None else used)
         return self._cells.setdefault(cell, cell)

@@ -2,7 +2,7 @@
 
 Recency is prefix-aware by construction. Every touch of a chain dates its blocks `base - depth`, so a
 parent is always younger than its children and plain least-recently-used order evicts leaves before
-parents. Of several scopes, the one that has more than its share loses (`policy.fairness`). Nothing held,
+parents. A scope that has no more than its share keeps what it used of late (`policy.fairness`). Nothing held,
 loading or being written is ever a victim. Knows no tier, thread or clock.
 
 Locking: none here; the store's lock protects all of it.
@@ -18,7 +18,7 @@ from tiercel.blocks import TAG_BYTES, BlockKey
 from tiercel.memory import Arena
 from tiercel.store.figures import RAM
 from tiercel.store.journal import Journal
-from tiercel.store.policy.fairness import ACTIVE_TURNS, Shares
+from tiercel.store.policy.fairness import KEPT_TURNS, Shares
 
 
 class State(Enum):
@@ -82,7 +82,7 @@ class Ram:
             if entry is not None:
                 entry.tick = self._now - depth
         if keys:
-            self._shares.touch(keys[0][:TAG_BYTES], self._now)
+            self._shares.touch(keys[0][:TAG_BYTES])
         return self._now
 
     def insert(self, key: BlockKey, slot: int, state: State, tick: int, *, staged: bool = False) -> Entry:
@@ -91,7 +91,7 @@ class Ram:
         entry = Entry(key, slot, state, tick, staged)
         self._entries[key] = entry
         if not staged:
-            self._shares.add(key[:TAG_BYTES], 1, self._now)
+            self._shares.add(key[:TAG_BYTES], 1)
             self._push(entry)
         return entry
 
@@ -137,19 +137,57 @@ class Ram:
         ready = (entry for entry in self._entries.values() if entry.state is State.READY and not entry.staged)
         if len(self._order) < 2:
             return heapq.nsmallest(count, ready, key=lambda entry: entry.tick)
-        soon = self._shares.losing_soon(self._idle_before())
+        late, room = self._late(), self.arena.slots - self.arena.reserved
+        safe = {tag for tag in self._order if not self._shares.above(tag, room - room // 8, {})}
         return heapq.nsmallest(
-            count, ready, key=lambda entry: (entry.key[:TAG_BYTES] not in soon, entry.tick)
+            count,
+            ready,
+            key=lambda entry: (entry.tick > late and entry.key[:TAG_BYTES] in safe, entry.tick),
         )
 
     def _evict(self, fence: int, tag: bytes, own: bool) -> bool:
-        for loser, _ in self._shares.losers({tag: 1}, self._idle_before()):
-            victim = self._victim(loser, fence, own=own and loser == tag)
+        losers = self._losers(fence, tag)
+        # With nothing of others to be had, it replaces its own.
+        if tag in self._order:
+            losers.append((tag, fence))
+        for at, (loser, until) in enumerate(losers, 1):
+            victim = self._victim(loser, until, own=own and loser == tag and at == len(losers))
             if victim is not None:
                 self.evictions += 1
                 self.remove(victim)
                 return True
         return False
+
+    def _losers(self, fence: int, tag: bytes) -> list[tuple[bytes, int]]:
+        """Scopes that may lose a block to scope `tag`, coldest block first, and up to which tick."""
+        if len(self._order) < 2 and tag in self._order:
+            return []
+        late, room = self._late(), self.arena.slots - self.arena.reserved
+        losers: list[tuple[int, bytes, int]] = []
+        asking = {tag: 1}
+        for one in self._shares.compared(asking):
+            head = self._head(one)
+            above = self._shares.above(one, room, asking)
+            if above or head <= late:
+                losers.append((head, one, fence if above else min(fence, late)))
+        return [(one, until) for _, one, until in sorted(losers)]
+
+    def _head(self, tag: bytes) -> int:
+        """The tick of a scope's coldest entry."""
+        order = self._order[tag]
+        while order:
+            tick, _, entry = order[0]
+            if entry.state is State.GONE:
+                heapq.heappop(order)
+            elif entry.tick != tick:
+                heapq.heapreplace(order, (entry.tick, self._next_serial(), entry))
+            else:
+                return tick
+        return self._now
+
+    def _late(self) -> int:
+        """What was used since this tick was used of late."""
+        return self._now - KEPT_TURNS * self.arena.slots
 
     def _victim(self, tag: bytes, fence: int, *, own: bool) -> Entry | None:
         """The coldest entry of a scope that may go."""
@@ -175,21 +213,21 @@ class Ram:
             self._push(entry)
         return victim
 
-    def _idle_before(self) -> int:
-        return self._now - ACTIVE_TURNS * self.arena.slots
-
     def _push(self, entry: Entry) -> None:
-        self._serial += 1
         tag = entry.key[:TAG_BYTES]
         order = self._order.setdefault(tag, [])
-        heapq.heappush(order, (entry.tick, self._serial, entry))
+        heapq.heappush(order, (entry.tick, self._next_serial(), entry))
         # Entries that left without being evicted stay in the heap until popped: keep that bounded.
         if len(order) > 2 * self._shares.held(tag) + 64:
             order[:] = [item for item in order if item[2].state is not State.GONE]
             heapq.heapify(order)
 
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
     def _left(self, tag: bytes) -> None:
-        self._shares.add(tag, -1, self._now)
+        self._shares.add(tag, -1)
         if self._shares.held(tag) == 0:
             self._shares.forget(tag)
             del self._order[tag]

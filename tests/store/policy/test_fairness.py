@@ -1,8 +1,6 @@
-"""Who loses when a place is full: the idle, then whoever holds most, never one with less than the asker."""
+"""Who holds more than an equal share, and whose blocks are compared."""
 
 from __future__ import annotations
-
-from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,77 +10,54 @@ from tiercel.store.policy.fairness import Shares
 A, B, C = b"a" * 8, b"b" * 8, b"c" * 8
 
 
-def held(**amounts: int) -> Shares:
+def shares_of(**amounts: int) -> Shares:
     shares = Shares()
-    for at, (name, amount) in enumerate(amounts.items()):
-        shares.add(name.encode() * 8, amount, at)
+    for name, amount in amounts.items():
+        shares.add(name.encode() * 8, amount)
     return shares
 
 
-def order(shares: Shares, asking: dict[bytes, int], idle_before: int = 0) -> list[bytes]:
-    return [tag for tag, _ in shares.losers(asking, idle_before)]
+def test_a_share_is_equal_and_what_is_asked_for_counts() -> None:
+    shares = shares_of(a=5, b=5)
+    assert not shares.above(A, 10, {})
+    assert shares.above(A, 10, {A: 1})
+    assert not shares.above(A, 10, {A: 1}, lost=1)
+    assert shares_of(a=6, b=4).above(A, 10, {})
+    assert shares_of(a=6, b=4).above(B, 8, {}) is False
 
 
-def test_one_alone_loses_its_own() -> None:
-    assert order(held(a=5), {A: 1}) == [A]
+def test_one_that_is_new_counts_from_when_it_asks() -> None:
+    assert not shares_of(a=10).above(A, 10, {A: 0})
+    assert shares_of(a=10).above(A, 10, {C: 1})
+    shares = shares_of(a=6, b=4)
+    assert not shares.above(C, 10, {C: 3})
+    assert shares.above(C, 10, {C: 4})
 
 
-def test_who_holds_most_loses_and_nobody_to_one_who_has_more() -> None:
-    assert order(held(a=5, b=9, c=7), {A: 1}) == [B, C, A]
-    assert order(held(a=5, b=9, c=7), {B: 1}) == [B]
-    assert order(held(a=5, b=9, c=7), {C: 1}) == [B, C]
-    assert order(held(a=5, b=5), {A: 1}) == [A], "equal: the one that asks replaces its own"
-
-
-def test_one_who_holds_nothing_yet_may_take_from_all() -> None:
-    assert order(held(b=9, c=7), {A: 1}) == [B, C]
-
-
-def test_the_idle_lose_first_the_longest_idle_before_others() -> None:
-    shares = held(a=1, b=2, c=90)
-    assert shares.losers({C: 1}, 2) == [(A, inf), (B, inf), (C, 91)]
-    shares.touch(A, 7)
-    assert order(shares, {C: 1}, 2) == [B, C], "used again, so it has its share again"
-
-
-def test_what_left_is_not_asked() -> None:
-    shares = held(a=5, b=9)
-    shares.forget(B)
-    assert order(shares, {A: 1}) == [A]
-
-
-@given(
-    st.integers(2, 6),
-    st.integers(12, 40),
-    st.lists(st.integers(0, 5), max_size=300),
-)
-def test_nobody_is_pushed_below_an_equal_share_once_it_has_one(
-    scopes: int, room: int, stores: list[int]
-) -> None:
-    """Blocks come in any order; who holds an equal share keeps it as long as it is not idle."""
-    shares, amounts = Shares(), dict.fromkeys(range(scopes), 0)
-    for now, scope in enumerate(stores):
-        scope %= scopes
-        tag = bytes([scope]) * 8
-        shares.touch(tag, now)
-        if sum(amounts.values()) == room:
-            before = dict(amounts)
-            loser = order(shares, {tag: 1})[0][0]
-            amounts[loser] -= 1
-            shares.add(bytes([loser]) * 8, -1, now)
-            assert loser == scope or before[loser] > before[scope]
-            assert amounts[loser] + (loser == scope) >= room // scopes
-        amounts[scope] += 1
-        shares.add(tag, 1, now)
-
-
-@given(st.lists(st.integers(1, 50), min_size=65, max_size=200), st.integers(0, 199))
-def test_with_many_scopes_too_nobody_loses_to_one_who_has_more(amounts: list[int], asker: int) -> None:
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=64))
+def test_in_a_full_place_somebody_is_above_when_anything_more_is_asked_for(amounts: list[int]) -> None:
     shares = Shares()
     tags = [at.to_bytes(8, "big") for at in range(len(amounts))]
-    for at, amount in enumerate(amounts):
-        shares.add(tags[at], amount, at)
-    asker %= len(amounts)
-    losers = shares.losers({tags[asker]: 1}, 0)
-    assert tags[asker] in dict(losers)
-    assert all(held >= amounts[asker] + 1 for _, held in losers)
+    for tag, amount in zip(tags, amounts, strict=True):
+        shares.add(tag, amount)
+    room = sum(amounts)
+    for asking in tags:
+        assert any(shares.above(tag, room, {asking: 1}) for tag in tags)
+
+
+def test_of_very_many_the_least_recently_used_are_compared_and_none_has_a_share() -> None:
+    shares = Shares()
+    tags = [at.to_bytes(8, "big") for at in range(100)]
+    for tag in tags:
+        shares.add(tag, 1)
+    shares.touch(tags[0])
+    assert shares.compared({tags[90]: 1}) == [*tags[1:65], tags[90]]
+    assert all(shares.above(tag, 1000, {}) for tag in tags)
+
+
+def test_what_left_has_no_share() -> None:
+    shares = shares_of(a=5, b=5)
+    shares.forget(B)
+    assert shares.held(B) == 0
+    assert not shares.above(A, 10, {A: 5})
+    assert len(shares) == 1
