@@ -218,6 +218,8 @@ def run(setup: Setup, kinds: Sequence[str], lengths: Sequence[int], rounds: int)
         say("the first engine")
         stored = store_everywhere(first, kinds, lengths, rounds)
         first.stop()
+        # What servers have written must not be on its way to the disk while files are read from it.
+        os.sync()
         second = Host("second", setup, places, 20_000)
         stack.callback(second.stop)
         say("the second engine")
