@@ -126,7 +126,7 @@ def test_a_place_that_cannot_be_opened_comes_back_by_itself_unless_it_is_require
     tape: type[Tape], fault: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     tape.fault = fault
-    with pytest.raises(TierUnreachable, match=r"tier tape is required and cannot be used: .*(refused|gone)"):
+    with pytest.raises(TierUnreachable, match=r"tier tape cannot be used: .*(refused|gone)"):
         open_tier(config(required=True), "tape", RECORD_BYTES)
     with caplog.at_level(logging.WARNING, "tiercel"):
         tier = open_tier(config(), "tape", RECORD_BYTES)
@@ -149,7 +149,7 @@ def test_a_tier_that_opens_but_does_not_answer_is_named_and_kept_unless_it_is_re
     tape: type[Tape], caplog: pytest.LogCaptureFixture
 ) -> None:
     tape.silent = True
-    with pytest.raises(TierUnreachable, match="required and cannot be used: tape://library: no answer"):
+    with pytest.raises(TierUnreachable, match="tier tape cannot be used: tape://library: no answer"):
         open_tier(config(required=True), "tape", RECORD_BYTES)
     with caplog.at_level(logging.WARNING, "tiercel"):
         assert isinstance(open_tier(config(), "tape", RECORD_BYTES), Tape)

@@ -217,7 +217,7 @@ class TestEntering:
 
         with pytest.raises(TierUnreachable) as refused:
             opened(free_port())
-        assert "required and cannot be used" in str(refused.value)
+        assert " cannot be used: " in str(refused.value)
         assert "Connection refused" in str(refused.value)
         assert QUOTED not in str(refused.value)
         with pytest.raises(TierError, match="is refused"):

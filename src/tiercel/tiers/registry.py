@@ -148,7 +148,7 @@ def _silence(tier: Tier) -> str:
 def _not_answering(tier: Tier, reason: str, required: bool) -> Tier:
     if required:
         tier.close()
-        raise TierUnreachable(f"tier {tier.name} is required and cannot be used: {reason}")
+        raise TierUnreachable(f"tier {tier.name} cannot be used: {reason}")
     log.warning("%s: cannot be used now, going on without it: %s", tier.name, reason)
     return tier
 
