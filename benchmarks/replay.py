@@ -13,7 +13,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,12 @@ RECORD_BYTES = record_bytes(PAYLOAD_BYTES)
 STAGING = 128
 RAM_SHARE = 0.25
 AT_ONCE = 64
+# The trace cut into tenants by the second block of a prompt (all begin with the same), RAM only, least room.
+TENANTS: dict[str, Callable[[int], int]] = {
+    "two, of which one has a tenth of the conversations": lambda number: int(number % 10 == 0),
+    "eight": lambda number: number % 8,
+    "hundred": lambda number: number % 100,
+}
 PATIENCE_S = 60.0
 
 
@@ -73,13 +79,14 @@ def replay_all(trace: Trace, folder: Path, shares: Sequence[float] = SHARES) -> 
         "shares": list(shares),
         "capacities": capacities,
         "hits": hits,
+        "tenants": {name: in_ram(trace, capacities[0], tenant) for name, tenant in TENANTS.items()},
     }
 
 
-def in_ram(trace: Trace, capacity: int) -> int:
+def in_ram(trace: Trace, capacity: int, tenant: Callable[[int], int] = lambda number: 0) -> int:
     """Hits of a store that has only RAM, for `capacity` blocks."""
     with TieredStore(Arena(RECORD_BYTES, capacity + STAGING, reserved=STAGING)) as store:
-        return replay(store, trace)
+        return replay(store, trace, tenant)
 
 
 def in_tiers(trace: Trace, capacity: int, folder: Path) -> int:
@@ -94,10 +101,10 @@ def in_tiers(trace: Trace, capacity: int, folder: Path) -> int:
             return replay(store, trace)
 
 
-def replay(store: TieredStore, trace: Trace) -> int:
+def replay(store: TieredStore, trace: Trace, tenant: Callable[[int], int] = lambda number: 0) -> int:
     """Put every request of a trace through a store. Returns how many blocks it had."""
     hits = 0
-    for chain in chains(trace):
+    for chain in chains(trace, tenant):
         store.lookup(chain, 0)
         found = read(store, chain)
         write(store, chain, found)
@@ -106,12 +113,14 @@ def replay(store: TieredStore, trace: Trace) -> int:
     return hits
 
 
-def chains(trace: Trace) -> Iterator[Chain]:
-    """The prompt of each request, in order."""
-    scope = Scope(Identity("replay", "1", "none", b"replay", "replay/1", trace.block_tokens))
+def chains(trace: Trace, tenant: Callable[[int], int]) -> Iterator[Chain]:
+    """The prompt of each request, in order, in the scope of its tenant: `tenant(its second block)`."""
+    identity = Identity("replay", "1", "none", b"replay", "replay/1", trace.block_tokens)
     numbers = [number.to_bytes(8, "little") for number in range(trace.block_count)]
     for start, end in pairwise(trace.offsets.tolist()):
-        yield scope.rechain([numbers[block] for block in trace.blocks[start:end].tolist()])
+        blocks = trace.blocks[start:end].tolist()
+        scope = Scope(identity, salt=str(tenant(blocks[1] if len(blocks) > 1 else 0)))
+        yield scope.rechain([numbers[block] for block in blocks])
 
 
 def content(key: BlockKey) -> bytes:

@@ -49,6 +49,10 @@ def table(results: dict[str, Any]) -> str:
         f"{results['requests']:,} requests, {references:,} block references, {results['blocks']:,} different "
         f"blocks; {results['when']}.",
         "",
+        f"| RAM for {results['shares'][0]:.0%}, cut into tenants | block hit ratio |",
+        "|---|---|",
+        *(f"| {name} | {count / references:.2%} |" for name, count in results["tenants"].items()),
+        "",
     ]
     return "\n".join(lines)
 

@@ -28,6 +28,8 @@ def test_the_store_hits_what_the_simulator_says(trace: Trace, tmp_path: Path) ->
     assert hits["tiers"] == hits["tiercel"]
     assert 0 < hits["store"][0] < hits["store"][1] <= hits["opt"][1]
     assert hits["store"][0] >= hits["fifo"][0]
+    assert set(results["tenants"]) == set(replay.TENANTS)
+    assert all(0 < count < hits["opt"][1] for count in results["tenants"].values())
     assert not list(tmp_path.iterdir())
 
 
@@ -58,7 +60,14 @@ def test_table_plot_and_figures_are_made(
     monkeypatch.setattr(replay_page, "PAGE", page)
     made = {name: [10] for name in replay_page.ROWS if name != "half"}
     counts = {"requests": 4, "references": 40, "blocks": 20}
-    results = {"when": "2026-11-30", **counts, "shares": [0.5], "capacities": [10], "hits": made}
+    results = {
+        "when": "2026-11-30",
+        **counts,
+        "shares": [0.5],
+        "capacities": [10],
+        "hits": made,
+        "tenants": {"two": 8},
+    }
     monkeypatch.setattr(replay, "replay_all", lambda *_: results)
     source = tmp_path / "trace.jsonl"
     with source.open("w") as out:
@@ -70,6 +79,7 @@ def test_table_plot_and_figures_are_made(
     assert plot.read_bytes().startswith(b"\x89PNG")
     text = page.read_text()
     assert "| **Tiercel, RAM** | 25.00% |" in text
+    assert "| two | 20.00% |" in text
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
