@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tiercel.engines.vllm.layout import Copies
-from tiercel.engines.vllm.mover import Mover, mover_for
+from tiercel.engines.vllm.mover import Mover, Pins, address_of, mover_for
 from tiercel.memory import Arena, ArenaKind
 
 LAYERS, BLOCKS, PAGE = 6, 8, 4096 + 256
@@ -75,6 +75,38 @@ def is_all(payload: memoryview, value: int) -> bool:
 
 def fill(payload: memoryview, value: int) -> None:
     np.frombuffer(payload, dtype=np.uint8)[:] = value
+
+
+def test_a_replaced_arena_stays_mapped_until_it_is_unregistered_and_that_until_no_copy_runs() -> None:
+    """A device goes by addresses: one that is used anew too early leads to the old arena's pages."""
+    registered: set[int] = set()
+
+    def register(start: int, nbytes: int) -> bool:
+        assert start not in registered, "another arena lies at the address of a registered one"
+        registered.add(start)
+        return True
+
+    pins = Pins(register, registered.remove)
+    for _ in range(4):
+        # As the arenas of daemons that follow each other: unmapped when nobody has them any more.
+        slab = memoryview(mmap.mmap(-1, 1 << 20))
+        pins.use(slab)
+        pins.use(slab)
+        assert registered == {address_of(slab)}
+    with pins.copying():
+        old = address_of(slab)
+        slab = memoryview(mmap.mmap(-1, 1 << 20))
+        pins.use(slab)
+        assert registered == {old, address_of(slab)}
+    assert registered == {address_of(slab)}
+
+
+def test_an_arena_that_cannot_be_pinned_is_never_unpinned() -> None:
+    unregistered: list[int] = []
+    pins = Pins(lambda start, nbytes: False, unregistered.append)
+    for _ in range(2):
+        pins.use(memoryview(mmap.mmap(-1, 4096)))
+    assert not unregistered
 
 
 def test_every_byte_comes_back(device: torch.device, slab: mmap.mmap) -> None:

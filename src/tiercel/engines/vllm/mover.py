@@ -8,7 +8,11 @@ report blocks as free or filled. Nothing here decides what is copied or holds th
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +22,7 @@ import torch
 from tiercel.engines.vllm.layout import Copies
 from tiercel.errors import EngineError
 
+log = logging.getLogger("tiercel")
 Mark = object
 
 
@@ -83,6 +88,50 @@ class CpuMover:
         """Memory is memory."""
 
 
+class Pins:
+    """The arenas whose pages are registered with a device, so that copies are asynchronous and at full speed.
+
+    A device knows pages by their address. An arena that was replaced therefore stays mapped until it is
+    unregistered, and that waits until no copy is under way: another one mapped at its address would be read
+    and written in the old one's pages.
+    """
+
+    def __init__(self, register: Callable[[int, int], bool], unregister: Callable[[int], object]) -> None:
+        self._register, self._unregister = register, unregister
+        self._lock = threading.Lock()
+        self._copies = 0
+        self._slab: memoryview | None = None
+        self._pinned = False
+        self._old: list[memoryview] = []
+
+    def use(self, slab: memoryview) -> None:
+        """Register an arena in place of the one before it. Where that fails, copies are only slower."""
+        with self._lock:
+            if self._slab is slab:
+                return
+            if self._slab is not None and self._pinned:
+                self._old.append(self._slab)
+            self._slab, self._pinned = slab, self._register(address_of(slab), slab.nbytes)
+            self._let_go_locked()
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """A copy that may be from or to an arena is under way."""
+        with self._lock:
+            self._copies += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._copies -= 1
+                self._let_go_locked()
+
+    def _let_go_locked(self) -> None:
+        while self._old and not self._copies:
+            self._unregister(address_of(self._old[-1]))
+            self._old.pop()
+
+
 class CudaMover:
     """A side stream per direction; copies wait for an event of the compute stream and end with their own."""
 
@@ -94,7 +143,7 @@ class CudaMover:
         # The lowest priority: copies yield to compute.
         self._loads: torch.cuda.Stream = _stream(device, priority=0)
         self._saves: torch.cuda.Stream = _stream(device, priority=0)
-        self._pinned: set[int] = set()
+        self._pins = Pins(self._register, self._runtime.cudaHostUnregister)
 
     def mark(self) -> Mark:
         """An event behind everything queued on the engine's current stream."""
@@ -111,14 +160,17 @@ class CudaMover:
         self._run(self._saves, mark, blocks, self._TO_HOST)
 
     def use_slab(self, slab: memoryview) -> None:
-        """Register the arena's pages, so that copies are asynchronous and at full speed. Once per slab.
+        """Register the arena's pages, and no longer those of the one before it."""
+        torch.cuda.set_device(self._device)
+        self._pins.use(slab)
 
-        Where that fails, copies are slower and still right.
-        """
-        start = address_of(slab)
-        if start not in self._pinned:
-            self._pinned.add(start)
-            _cudart().cudaHostRegister(start, slab.nbytes, 0)
+    def _register(self, start: int, nbytes: int) -> bool:
+        if fault := self._runtime.cudaHostRegister(start, nbytes, 0):
+            self._runtime.cudaGetLastError()  # or the engine's next kernel is blamed for it
+            log.warning(
+                "tiercel: the arena's memory cannot be pinned (CUDA says %d); copies are slower", fault
+            )
+        return not fault
 
     def _run(
         self, stream: torch.cuda.Stream, mark: Mark, blocks: list[tuple[memoryview, Copies]], kind: int
@@ -127,22 +179,22 @@ class CudaMover:
         assert isinstance(mark, torch.cuda.Event)
         stream.wait_event(mark)
         copy, raw = self._runtime.cudaMemcpyAsync, stream.cuda_stream
-        for payload, copies in blocks:
-            start = address_of(payload)
-            for engine, offset, size in zip(copies.engine, copies.payload, copies.sizes, strict=True):
-                pair = (engine, start + offset) if kind == self._TO_DEVICE else (start + offset, engine)
-                if fault := copy(*pair, size, kind, raw):
-                    # A broken context is the engine's end too; never report such a block as copied.
-                    raise RuntimeError(f"cudaMemcpyAsync failed with {fault}")
-        ended = _event()
-        ended.record(stream)
-        ended.synchronize()
+        with self._pins.copying():
+            for payload, copies in blocks:
+                start = address_of(payload)
+                for engine, offset, size in zip(copies.engine, copies.payload, copies.sizes, strict=True):
+                    pair = (engine, start + offset) if kind == self._TO_DEVICE else (start + offset, engine)
+                    if fault := copy(*pair, size, kind, raw):
+                        # A broken context is the engine's end too; never report such a block as copied.
+                        raise RuntimeError(f"cudaMemcpyAsync failed with {fault}")
+            ended = _event()
+            ended.record(stream)
+            ended.synchronize()
 
 
 # torch leaves these untyped.
 _stream: Any = torch.cuda.Stream
 _event: Any = torch.cuda.Event
-_cudart: Any = torch.cuda.cudart
 
 
 def _cuda_runtime() -> Any:  # ctypes types a library's functions as Any
@@ -154,5 +206,6 @@ def _cuda_runtime() -> Any:  # ctypes types a library's functions as Any
     runtime.cudaMemcpyAsync.argtypes = (
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
     )  # fmt: skip
-    runtime.cudaMemcpyAsync.restype = ctypes.c_int
+    runtime.cudaHostRegister.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+    runtime.cudaHostUnregister.argtypes = (ctypes.c_void_p,)
     return runtime
