@@ -46,11 +46,11 @@ _NOBODYS_KEY = BlockKey(bytes(KEY_BYTES))
 class _Kind:
     module: str
     opener: str
-    extra: str
+    extra: str | None = None
 
 
 _KINDS = {
-    "valkey": _Kind("tiercel.tiers.valkey", "open_valkey", "valkey"),
+    "valkey": _Kind("tiercel.tiers.valkey", "open_valkey"),
     "objects": _Kind("tiercel.tiers.objects", "open_objects", "objects"),
     "mooncake": _Kind("tiercel.tiers.mooncake", "open_mooncake", "mooncake"),
 }

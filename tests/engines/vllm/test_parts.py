@@ -99,6 +99,7 @@ def test_identity_tells_configurations_apart(tmp_path: Path) -> None:
         identity(seed=1),  # another rope base
         identity(model_config__dtype=torch.float16),
         identity(model_config__quantization="fp8"),
+        identity(model_config__enforce_eager=not toy_config(Toy(tmp_path, None)).model_config.enforce_eager),
         identity(cache_config__cache_dtype="fp8"),
         identity(parallel_config__tensor_parallel_size=2),
         identity(of=dataclasses.replace(shard, layout=b"other")),

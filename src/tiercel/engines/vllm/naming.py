@@ -70,7 +70,8 @@ def _computed(config: VllmConfig) -> str:
     model, parallel = config.model_config, config.parallel_config
     dtype = str(model.dtype).removeprefix("torch.")
     ranks = f"tp{parallel.tensor_parallel_size}pp{parallel.pipeline_parallel_size}"
-    return f"{dtype}+{model.quantization or 'plain'}+{ranks}"
+    how = "eager" if model.enforce_eager else "compiled"
+    return f"{dtype}+{model.quantization or 'plain'}+{ranks}+{how}"
 
 
 def _speculation(config: VllmConfig) -> bytes:
