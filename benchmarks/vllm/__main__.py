@@ -54,6 +54,7 @@ def main() -> None:
         prog="benchmarks.vllm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter prompts; writes no figures")
+    parser.add_argument("--rounds", type=int, help="measure each this often, which the figures then say")
     parser.add_argument("--arms", help=f"some of: {', '.join(dict.fromkeys(IN_RAM + ON_DISK))}")
     parser.add_argument(
         "--lmcache", type=Path, help="the Python that has LMCache; without it its arms are out"
@@ -74,6 +75,9 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-vllm-", dir=options.dir))
     amount = QUICK if options.quick else FULL
+    if options.rounds:
+        few = {"concurrent_rounds": max(1, options.rounds // 2), "pairs": options.rounds}
+        amount = dataclasses.replace(amount, rounds=options.rounds, **few)
     setup = Setup(
         folder=folder,
         model=demo_model_dir(os.environ, print),

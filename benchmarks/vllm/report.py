@@ -64,10 +64,9 @@ def single(samples: Samples, lengths: Sequence[int]) -> dict[str, Any]:
 def by_round(samples: Samples, length: int, arm: str, kind: str) -> list[float]:
     """One time a round: the mean of what was measured in it."""
     times = samples.times.get((length, arm, kind), [])
-    per_round = 1 if kind in ("cold", "restart") else repeats(samples, length, arm, kind)
-    return [
-        statistics.mean(times[start : start + per_round]) for start in range(0, len(times), max(per_round, 1))
-    ]
+    # An arm that ended early has fewer samples than rounds.
+    per_round = 1 if kind in ("cold", "restart") else max(1, repeats(samples, length, arm, kind))
+    return [statistics.mean(times[start : start + per_round]) for start in range(0, len(times), per_round)]
 
 
 def repeats(samples: Samples, length: int, arm: str, kind: str) -> int:
