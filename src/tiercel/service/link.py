@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tiercel.errors import DaemonError
+from tiercel.memory.populate import populate
 from tiercel.service import wire
 
 log = logging.getLogger("tiercel")
@@ -29,7 +30,6 @@ _RESPAWN_PAUSE_S = 10.0
 _IDLE_MAX = 16
 # Bounded, so that a daemon that answers slowly is not asked ever more at once.
 _OPEN_MAX = 64
-_MADV_POPULATE_WRITE = 23
 _POPULATE_STEP_BYTES = 4 << 20
 _POPULATE_PAUSE_S = 0.001
 _POPULATE_WAIT_S = 60.0
@@ -68,7 +68,8 @@ class Slab:
                         return
                 if self._dropped.wait(_POPULATE_PAUSE_S):
                     return
-                self.map.madvise(_MADV_POPULATE_WRITE, start, end - start)
+                if not populate(self.map, start, end - start):
+                    return
         except (OSError, ValueError):
             return
         finally:
