@@ -91,7 +91,10 @@ class Connection:
         """Send a question and wait for its answer, a refusal included. Raises WireError."""
         self.sock.settimeout(max(timeout_s, 0.001))
         wire.send(self.sock, question)
-        answer, fds = wire.receive_answer(self.sock, timeout_s)
+        try:
+            answer, fds = wire.receive_answer(self.sock, timeout_s)
+        except wire.WireError as fault:
+            raise wire.WireError(f"{type(question).__name__.lower()}: {fault}") from None
         for fd in fds:
             os.close(fd)
         return answer
