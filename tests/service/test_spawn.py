@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,27 @@ def test_it_may_run_on_every_cpu_though_the_engine_is_pinned() -> None:
         pid = int(client.line())
         assert os.sched_getaffinity(client.process.pid) == {min(allowed)}, "the control"
         assert os.sched_getaffinity(pid) == allowed
+        client.go()
+        client.line()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU leaves nothing to bind to")
+def test_it_may_run_on_every_cpu_though_the_engine_preloads_an_openmp_that_binds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    library = Path(spec.origin).parent / "lib" / "libgomp.so.1"
+    if not library.exists():
+        pytest.skip("torch brings no libgomp")
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", "0 1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with Script(CLIENT) as client:
+        pid = int(client.line())
+        assert len(os.sched_getaffinity(client.process.pid)) == 1, "the control"
+        assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
         client.go()
         client.line()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import socket
 import subprocess
@@ -22,6 +23,9 @@ from pathlib import Path
 from tiercel.errors import DaemonError
 
 IDLE_EXIT = "10s"
+# What is meant for the engine alone: the service manager that waits for it, and its threads' settings. With
+# those, a preloaded OpenMP binds the daemon's first thread, and so all of them, to one of the engine's cores.
+_ENGINES_OWN = re.compile(r"NOTIFY_SOCKET|LD_PRELOAD|(OMP|GOMP|KMP)_.*")
 _READY_S = 30.0
 _LINE_BYTES_MAX = 4096
 _KEPT_S = 86400.0
@@ -116,8 +120,7 @@ def _start(path: Path, environ: Mapping[str, str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            # A service manager that waits for the engine is not to hear of this one.
-            env={name: text for name, text in environ.items() if name != "NOTIFY_SOCKET"},
+            env={name: text for name, text in environ.items() if not _ENGINES_OWN.fullmatch(name)},
             start_new_session=True,
         )
     _unpin(process.pid)
