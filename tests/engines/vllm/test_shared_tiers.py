@@ -22,8 +22,7 @@ from tiercel.service import RemoteStore
 from tiercel.service.connecting import reach
 from tiercel.store.figures import TierStats
 
-# Three minutes of their own: `make soak`.
-pytestmark = [pytest.mark.model, pytest.mark.soak]
+pytestmark = pytest.mark.model
 BLOCK = 32
 # Room for one block of the demo model in fp32. With it the store opens before its first engine comes.
 SLOT = "1500KiB"
