@@ -20,16 +20,21 @@ from tests.store.support import (
     make_store,
     put,
 )
+from tests.tiers.over_remote import (
+    BLOCKS,
+    DEADLINE_S,
+    OPTIONS,
+    assert_a_fault_costs_a_deadline,
+    assert_another_finds_by_asking,
+    hits,
+    stats,
+    written,
+)
 
-from tiercel.blocks import Chain
-from tiercel.store import LaneOptions, TieredStore
-from tiercel.store.figures import TierStats
+from tiercel.store import TieredStore
 from tiercel.tiers.objects import ObjectsTier
 from tiercel.tiers.url import TierUrl
 
-BLOCKS = 4
-DEADLINE_S = 0.5
-OPTIONS = LaneOptions(deadline_s=DEADLINE_S)
 _SERIAL = itertools.count()
 
 
@@ -75,37 +80,11 @@ def opened(url: str) -> ObjectsTier:
     return ObjectsTier.at(TierUrl.parse(url), name="objects", deadline_s=DEADLINE_S)
 
 
-def stats(store: TieredStore) -> TierStats:
-    (tier,) = store.stats().tiers
-    return tier
-
-
-def written(store: TieredStore, of: Chain) -> bool:
-    """Store a chain down to the bucket and forget it in RAM."""
-    put(store, of)
-    done = eventually(lambda: stats(store).pending_writes == 0)
-    drop_ram(store)
-    return done
-
-
-def hits(store: TieredStore, of: Chain) -> bool:
-    """Whether all of a chain comes back from the bucket, after being stored anew if that is what it takes."""
-    drop_ram(store)
-    if get(store, of) == ["objects"] * BLOCKS:
-        return True
-    written(store, of)
-    return False
-
-
 def test_what_one_store_wrote_another_finds_by_asking(
     store: TieredStore, server: S3Server, prefix: str
 ) -> None:
     other = make_store((opened(server.url(prefix=prefix)), OPTIONS))
-    assert written(store, chain(BLOCKS))
-    assert get(other, chain(BLOCKS)) == []
-    assert other.lookup(chain(BLOCKS), deadline_s=5).sources == ("objects",) * BLOCKS
-    assert get(other, chain(BLOCKS)) == ["objects"] * BLOCKS
-    assert other.lookup(chain(BLOCKS, seed=1), deadline_s=5).sources == ()
+    assert_another_finds_by_asking(store, other)
     other.close()
 
 
@@ -124,35 +103,13 @@ def test_a_store_that_starts_later_knows_what_lies_there(
 def test_d46_a_fault_costs_a_deadline_and_hits_come_back(
     store: TieredStore, server: S3Server, proxy: FaultProxy, fault: str
 ) -> None:
-    assert written(store, chain(BLOCKS))
-    assert get(store, chain(BLOCKS)) == ["objects"] * BLOCKS
-    drop_ram(store)
     start, end = {
         "stopped": (server.freeze, server.thaw),
         "swallowed": (lambda: proxy.set(down=BlackHole()), proxy.heal),
         "refused": (proxy.refuse, proxy.open),
         "cut": (lambda: proxy.set(down=Cut(100)), proxy.heal),
     }[fault]
-    start()
-    try:
-        started_s = time.monotonic()
-        assert len(get(store, chain(BLOCKS), deadline_s=5)) < BLOCKS
-        assert time.monotonic() - started_s < DEADLINE_S + 3
-        assert eventually(lambda: stats(store).counters.failed > 0)
-        seeds = itertools.count(1)
-
-        def goes_on_until_it_is_left_alone() -> bool:
-            """Requests that cannot hit go on, and so do their stores into RAM."""
-            one = chain(1, seed=next(seeds))
-            assert get(store, one, deadline_s=5) == []
-            assert put(store, one) == 1
-            assert get(store, one) == ["ram"]
-            return stats(store).counters.breaker_opened > 0
-
-        assert eventually(goes_on_until_it_is_left_alone)
-    finally:
-        end()
-    assert eventually(lambda: hits(store, chain(BLOCKS, seed=10_000)), 40)
+    assert_a_fault_costs_a_deadline(store, start, end)
 
 
 def test_d46_a_server_killed_and_emptied_is_a_miss_and_then_used_again(

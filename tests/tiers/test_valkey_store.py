@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,22 +12,25 @@ from tests.store.support import (
     RECORD,
     assert_nothing_leaked,
     chain,
-    drop_ram,
     eventually,
     get,
     make_store,
     put,
 )
+from tests.tiers.over_remote import (
+    BLOCKS,
+    DEADLINE_S,
+    OPTIONS,
+    assert_a_fault_costs_a_deadline,
+    assert_another_finds_by_asking,
+    hits,
+    stats,
+    written,
+)
 
-from tiercel.blocks import Chain
-from tiercel.store import LaneOptions, TieredStore
-from tiercel.store.figures import TierStats
+from tiercel.store import TieredStore
 from tiercel.tiers.url import TierUrl
 from tiercel.tiers.valkey import open_valkey
-
-BLOCKS = 4
-DEADLINE_S = 0.5
-OPTIONS = LaneOptions(deadline_s=DEADLINE_S)
 
 
 @pytest.fixture
@@ -58,35 +59,9 @@ def opened(port: int, scanned: bool = True) -> TieredStore:
     return make_store((tier, OPTIONS), scanned=scanned)
 
 
-def stats(store: TieredStore) -> TierStats:
-    (tier,) = store.stats().tiers
-    return tier
-
-
-def written(store: TieredStore, of: Chain) -> bool:
-    """Store a chain down to the server and forget it in RAM."""
-    put(store, of)
-    done = eventually(lambda: stats(store).pending_writes == 0)
-    drop_ram(store)
-    return done
-
-
-def hits(store: TieredStore, of: Chain) -> bool:
-    """Whether all of a chain comes back from the server, after being stored anew if that is what it takes."""
-    drop_ram(store)
-    if get(store, of) == ["valkey"] * BLOCKS:
-        return True
-    written(store, of)
-    return False
-
-
 def test_what_one_store_wrote_another_finds_by_asking(store: TieredStore, server: ValkeyServer) -> None:
     other = opened(server.port)
-    assert written(store, chain(BLOCKS))
-    assert get(other, chain(BLOCKS)) == []
-    assert other.lookup(chain(BLOCKS), deadline_s=5).sources == ("valkey",) * BLOCKS
-    assert get(other, chain(BLOCKS)) == ["valkey"] * BLOCKS
-    assert other.lookup(chain(BLOCKS, seed=1), deadline_s=5).sources == ()
+    assert_another_finds_by_asking(store, other)
     other.close()
 
 
@@ -94,9 +69,6 @@ def test_what_one_store_wrote_another_finds_by_asking(store: TieredStore, server
 def test_d46_a_fault_costs_a_deadline_and_hits_come_back(
     store: TieredStore, server: ValkeyServer, proxy: FaultProxy, fault: str
 ) -> None:
-    assert written(store, chain(BLOCKS))
-    assert get(store, chain(BLOCKS)) == ["valkey"] * BLOCKS
-    drop_ram(store)
     start, end = {
         "killed": (server.kill, server.start),
         "stopped": (server.pause, server.resume),
@@ -104,26 +76,7 @@ def test_d46_a_fault_costs_a_deadline_and_hits_come_back(
         "refused": (proxy.refuse, proxy.open),
         "cut": (lambda: proxy.set(down=Cut(100)), proxy.heal),
     }[fault]
-    start()
-    try:
-        started_s = time.monotonic()
-        assert len(get(store, chain(BLOCKS), deadline_s=5)) < BLOCKS
-        assert time.monotonic() - started_s < DEADLINE_S + 3
-        assert eventually(lambda: stats(store).counters.failed > 0)
-        seeds = itertools.count(1)
-
-        def goes_on_until_it_is_left_alone() -> bool:
-            """Requests that cannot hit go on, and so do their stores into RAM."""
-            one = chain(1, seed=next(seeds))
-            assert get(store, one, deadline_s=5) == []
-            assert put(store, one) == 1
-            assert get(store, one) == ["ram"]
-            return stats(store).counters.breaker_opened > 0
-
-        assert eventually(goes_on_until_it_is_left_alone)
-    finally:
-        end()
-    assert eventually(lambda: hits(store, chain(BLOCKS, seed=10_000)), 40)
+    assert_a_fault_costs_a_deadline(store, start, end)
 
 
 def test_an_emptied_server_is_a_miss_and_no_failure(store: TieredStore, server: ValkeyServer) -> None:
