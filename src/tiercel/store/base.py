@@ -14,14 +14,16 @@ from tiercel.store.leases import LeasedBlock, NewBlock
 from tiercel.store.policy import Prompt, Sight
 
 
-class Reading(Protocol):
-    """A prefix on lease; see `ReadLease`."""
-
+class _Lease(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Reading(_Lease, Protocol):
+    """A prefix on lease; see `ReadLease`."""
 
     def __iter__(self) -> Iterator[LeasedBlock]: ...
 
@@ -32,14 +34,8 @@ class Reading(Protocol):
     def release(self) -> None: ...
 
 
-class Writing(Protocol):
+class Writing(_Lease, Protocol):
     """Room for new blocks on lease; see `WriteLease`."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     def __iter__(self) -> Iterator[NewBlock]: ...
 

@@ -154,11 +154,7 @@ class PrefixStore:
 
     def stored_blocks(self, chain: Chain) -> int:
         """How long a prefix of `chain` is stored. Answers from memory."""
-        try:
-            return self._store.lookup(chain, deadline_s=0.0).blocks
-        except STORE_FAULTS:
-            self.faults += 1
-            return 0
+        return self._count(lambda: self._store.lookup(chain, deadline_s=0.0).blocks)
 
     # Steering: of no effect where the store cannot serve.
 
