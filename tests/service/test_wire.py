@@ -23,12 +23,14 @@ QUESTIONS: list[wire.Question] = [
     wire.Hello(1, 7, 9), wire.Lookup(NAMED, 0.5, 1), wire.Acquire(NAMED, 1.0, 0, 4), wire.Next(2, 3),
     wire.BeginStore(NAMED, 0, 3, 4096, 1.0, 8), wire.Take(4), wire.Commit(), wire.Release(),
     wire.Pin(NAMED, 3.0), wire.Prefetch(NAMED, 3.0),
-    wire.Demote(NAMED, 1.0), wire.Drop(NAMED, 1.0), wire.Clear(b"12345678", 1.0), wire.Clear(None, 1.0),
+    wire.Demote(NAMED, 1.0), wire.Drop(NAMED, 1.0), wire.Remember(b"t", "s", (NAMED, NAMED)),
+    wire.Recall(b"", "s"), wire.Clear(b"12345678", 1.0), wire.Clear(None, 1.0),
     wire.EventsSince(4, b"12345678"), wire.Flush(1.0), wire.AskStats(),
 ]  # fmt: skip
 ANSWERS: list[wire.Answer] = [
     wire.Welcome(1, 7, b"arena", 8192, 5), wire.Found(("ram", "disk")),
     wire.Blocks((wire.Block(0, 3, 4096, "ram"), wire.Block(1, 4, 4096))), wire.Number(3),
+    wire.Recalled((NAMED,)), wire.Recalled(()),
     wire.Happened(5, True, ((True, b"k" * 32, "ram"),)), wire.Figures(1, 2, 3.0, STATS),
     wire.Figures(1, 2, 3.0, None), wire.Refused("no"),
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from tests.store.support import (
 
 from tiercel.blocks import BlockKey
 from tiercel.store import LaneOptions, TieredStore, WriteMode
+from tiercel.store.sessions import tenant_of
 from tiercel.tiers import Fate, Outcome
 
 
@@ -272,3 +273,15 @@ def test_a_prompt_stored_again_while_it_is_still_being_dropped_reaches_its_tier(
         drop_ram(store)
         assert get(store, chain(4)) == ["disk"] * 4
         assert_nothing_leaked(store)
+
+
+def test_a_store_knows_its_sessions_and_which_tenant_has_them() -> None:
+    with make_store() as store:
+        put(store, chain(3))
+        assert store.sessions.chains(tenant_of("t"), "agent") == ()
+        store.sessions.note(tenant_of("t"), "agent", [chain(3), chain(2, seed=1)])
+        assert store.sessions.chains(tenant_of("t"), "agent") == (chain(3), chain(2, seed=1))
+        assert store.sessions.chains(tenant_of("u"), "agent") == ()
+        assert store.pin(store.sessions.chains(tenant_of("t"), "agent")[0], 60.0) == 3
+        store.sessions.note(tenant_of("t"), "agent", [])
+        assert store.sessions.chains(tenant_of("t"), "agent") == (), "no blocks: forgotten"

@@ -8,7 +8,7 @@ and none waits much longer than the deadline it was given.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, TypeVar
@@ -17,12 +17,15 @@ from tiercel.blocks import HEADER_BYTES, BlockKey, Chain, payload_of
 from tiercel.service import wire
 from tiercel.service.link import Connection, Link, Slab
 from tiercel.store import Event, Events, Hit, LeasedBlock, NewBlock, Prompt, Sight, StoreCounters, StoreStats
+from tiercel.store.sessions import BLOCKS_MAX
 from tiercel.store.workers import Workers
 
 Kind = TypeVar("Kind", bound=wire.Answer)
 # What the way there and back and a busy host may add to a deadline.
 _GRACE_S = 1.0
 _CALL_S = 5.0
+# Nobody waits for a session to be remembered; who asks must not be kept from lookups for long.
+_SESSION_S = 0.5
 _PREFETCH_QUEUE = 64
 _NOTHING = StoreStats(
     slots=0, slot_bytes=0, slots_free=0, ram_blocks=0, ram_evictions=0, leases=0, pins=0,
@@ -120,6 +123,11 @@ class RemoteStore:
         """See `TieredStore.drop`."""
         return self._number(wire.Drop(wire.named(chain), deadline_s), deadline_s)
 
+    @property
+    def sessions(self) -> RemoteSessions:
+        """See `TieredStore.sessions`."""
+        return RemoteSessions(self)
+
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int:
         """See `TieredStore.clear`."""
         return self._number(wire.Clear(tag, deadline_s), deadline_s)
@@ -175,6 +183,28 @@ class RemoteStore:
             return None
         self._link.put(connection)
         return None if isinstance(answer, wire.Refused) else answer
+
+
+class RemoteSessions:
+    """The table of sessions that the daemon keeps; see `Sessions`. Of no effect while it is away."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store = store
+
+    def note(self, tenant: bytes, session: str, chains: Sequence[Chain]) -> None:
+        """See `Sessions.note`."""
+        if sum(len(chain) for chain in chains) > BLOCKS_MAX:
+            chains = ()
+        told = wire.Remember(tenant, session, tuple(wire.named(one) for one in chains))
+        self._store._call(told, wire.Number, _SESSION_S)
+
+    def chains(self, tenant: bytes, session: str) -> tuple[Chain, ...]:
+        """See `Sessions.chains`."""
+        known = self._store._call(wire.Recall(tenant, session), wire.Recalled, _CALL_S)
+        try:
+            return () if known is None else tuple(wire.chain_of(one) for one in known.chains)
+        except wire.WireError:
+            return ()
 
 
 class _Lease:

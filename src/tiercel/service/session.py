@@ -15,12 +15,14 @@ from tiercel.blocks import HEADER_BYTES
 from tiercel.errors import TiercelError
 from tiercel.service import wire
 from tiercel.store import ReadLease, TieredStore, WriteLease
+from tiercel.store.policy import SESSION_CHARS_MAX
 
 log = logging.getLogger("tiercel")
 _PATIENCE_S = 10.0
 # No client may keep a thread of the daemon for longer than this with one question.
 _DEADLINE_MAX_S = 300.0
 _LIMIT_MAX = 1024
+_TENANT_BYTES_MAX = 64
 
 
 class Host(Protocol):
@@ -181,6 +183,16 @@ class Session:
 
     def _on_drop(self, store: TieredStore, ask: wire.Drop) -> wire.Answer:
         return wire.Number(store.drop(wire.chain_of(ask.chain), _bounded(ask.deadline_s)))
+
+    def _on_remember(self, store: TieredStore, ask: wire.Remember) -> wire.Answer:
+        if len(ask.session) > SESSION_CHARS_MAX or len(ask.tenant) > _TENANT_BYTES_MAX:
+            raise wire.WireError("a session's name or a tenant that is too long")
+        store.sessions.note(ask.tenant, ask.session, [wire.chain_of(one) for one in ask.chains])
+        return wire.Number(0)
+
+    def _on_recall(self, store: TieredStore, ask: wire.Recall) -> wire.Answer:
+        chains = store.sessions.chains(ask.tenant, ask.session)
+        return wire.Recalled(tuple(wire.named(one) for one in chains))
 
     def _on_clear(self, store: TieredStore, ask: wire.Clear) -> wire.Answer:
         return wire.Number(store.clear(ask.tag, _bounded(ask.deadline_s)))

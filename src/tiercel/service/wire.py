@@ -113,6 +113,19 @@ class Drop(msgspec.Struct, frozen=True, tag="drop"):
     deadline_s: float
 
 
+class Remember(msgspec.Struct, frozen=True, tag="remember"):
+    """A tenant's session left these chains; none: forget it."""
+
+    tenant: bytes
+    session: str
+    chains: tuple[Named, ...]
+
+
+class Recall(msgspec.Struct, frozen=True, tag="recall"):
+    tenant: bytes
+    session: str
+
+
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
     tag: bytes | None
     deadline_s: float
@@ -161,6 +174,12 @@ class Number(msgspec.Struct, frozen=True, tag="number"):
     value: int
 
 
+class Recalled(msgspec.Struct, frozen=True, tag="recalled"):
+    """Answer to `Recall`; empty for a session that is not known."""
+
+    chains: tuple[Named, ...]
+
+
 class Happened(msgspec.Struct, frozen=True, tag="happened"):
     next: int
     lost: bool
@@ -184,9 +203,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 Question = (
     Hello | Lookup | Acquire | Next | BeginStore | Take | Commit | Release | Pin | Prefetch | Demote
-    | Drop | Clear | EventsSince | Flush | AskStats
+    | Drop | Remember | Recall | Clear | EventsSince | Flush | AskStats
 )  # fmt: skip
-Answer = Welcome | Found | Blocks | Number | Happened | Figures | Refused
+Answer = Welcome | Found | Blocks | Number | Recalled | Happened | Figures | Refused
 Message = TypeVar("Message")
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Protocol, Self
@@ -46,8 +46,19 @@ class Writing(_Lease, Protocol):
     def abort(self) -> None: ...
 
 
+class SessionTable(Protocol):
+    """What sessions left, by tenant and name; see `Sessions`."""
+
+    def note(self, tenant: bytes, session: str, chains: Sequence[Chain]) -> None: ...
+
+    def chains(self, tenant: bytes, session: str) -> tuple[Chain, ...]: ...
+
+
 class Store(Protocol):
     """See `TieredStore` for what each call promises. None raises for a fault of a tier or of a daemon."""
+
+    @property
+    def sessions(self) -> SessionTable: ...
 
     def lookup(
         self, chain: Chain, deadline_s: float = 0.05, start: int = 0, prompt: Prompt | None = None

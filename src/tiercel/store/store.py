@@ -25,6 +25,7 @@ from tiercel.store.movement import Traffic
 from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.policy import Choice, Prompt, SecondSight, Sight, choose
 from tiercel.store.ram import Entry, Ram, State
+from tiercel.store.sessions import Sessions
 from tiercel.store.workers import Workers
 from tiercel.tiers import Tier
 
@@ -62,6 +63,7 @@ class TieredStore:
         self.ram = Ram(arena, self._spare_locked, self._journal)
         self.admission = admission
         self.family = Family()
+        self.sessions = Sessions()
         self._pins: dict[BlockKey, float] = {}
         self._tried_s: dict[str, float] = {}
         self._faults = FaultLog()

@@ -23,7 +23,6 @@ from tiercel.tiers import FilesTier
 from tiercel.web.api.app import ACTIONS, make_app
 from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded, ModelFacts
-from tiercel.web.api.sessions import Sessions
 
 from .conftest import Stub, StubStore
 from .test_bodies import CHAT, HELLO, PLAIN, error_of
@@ -196,31 +195,6 @@ def test_a_session_names_what_its_last_request_left(make_stub: Callable[..., Stu
         assert stub.post({"session": "agent"} | other, "/v1/cache/demote").status_code == 404
     assert stub.post({"session": "agent", "cache_salt": "t1"}, "/v1/cache/drop").status_code == 200
     assert stub.post({"session": "agent", "cache_salt": "t1"}, "/v1/cache/drop").status_code == 404
-
-
-def chain_of(blocks: int) -> Chain:
-    return Chain(b"", b"", tuple(bytes([at]) * 32 for at in range(blocks)))  # type: ignore[misc]
-
-
-def test_sessions_are_bounded_by_number_blocks_and_age() -> None:
-    now = [0.0]
-    table = Sessions(sessions_max=3, blocks_max=10, clock=lambda: now[0])
-    for name in "abcd":
-        table.note(None, name, chain_of(1))
-    assert [table.chain(None, name) is not None for name in "abcd"] == [False, True, True, True]
-    table.chain(None, "b")
-    table.note(None, "e", chain_of(1))
-    assert [table.chain(None, name) is not None for name in "bcde"] == [True, False, True, True]
-    table.note(None, "big", chain_of(9))
-    assert len(table) == 2
-    table.note(None, "big", chain_of(2))
-    assert len(table.chain(None, "big") or ()) == 2
-    now[0] = 86_401.0
-    assert table.chain(None, "big") is None
-    table.note(None, "new", chain_of(1))
-    assert len(table) == 1
-    table.note(None, "too big", chain_of(11))
-    assert len(table) == 0
 
 
 # With a real engine.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -23,14 +22,15 @@ from starlette.types import Receive, Scope, Send
 from tiercel.config import ServeConfig
 from tiercel.engines.transformers import Delta, Request
 from tiercel.errors import RequestError
+from tiercel.store.sessions import Sessions
 from tiercel.web.api.answers import DONE, Answer, Writer, event
 from tiercel.web.api.body import Asked, parse_chat, parse_completion
 from tiercel.web.api.engine import Loaded
+from tiercel.web.api.exchange import exchange_of
 from tiercel.web.api.faults import ApiError, bad, show
 from tiercel.web.api.intake import GONE, ClientGone, Intake, client_gone, watched
 from tiercel.web.api.metrics import Metrics
 from tiercel.web.api.queue import GenerationQueue, Job
-from tiercel.web.api.sessions import Sessions
 
 _log = logging.getLogger("tiercel.serve")
 # A stream's client that reads no more is let go this long after the request's deadline.
@@ -107,7 +107,7 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before anything was sent, and sends it as an event after."""
-        service, loop = self._service, asyncio.get_running_loop()
+        service, loop, exchange = self._service, asyncio.get_running_loop(), exchange_of(scope)
         arrived_s, deadline_s = time.monotonic(), service.limits.request_deadline_s
         until_s = loop.time() + deadline_s
         try:
@@ -118,11 +118,11 @@ class Completions:
         with service.queue.reserve() as seat:
             job = Job(service.check(asked, await service.tokens(asked)), arrived_s)
             seat.submit(job)
+        answer = Answer(len(job.request.tokens))
         stop = partial(service.queue.stop, job)
         try:
             async with watched(receive, until_s, deadline_s, stop), aclosing(job.deltas()) as deltas:
-                answer = Answer(len(job.request.tokens))
-                writer = self._writer(asked)
+                writer = self._writer(asked, exchange.request_id)
                 if asked.sampling.stream:
                     await _stream(deltas, answer, writer, send, until_s + _SEND_GRACE_S)
                 else:
@@ -132,12 +132,13 @@ class Completions:
                 raise
         finally:
             stop(client_gone(), "disconnect")  # whatever ended this: nothing is left behind
+            exchange.generated(job, answer)
 
-    def _writer(self, asked: Asked) -> Writer:
+    def _writer(self, asked: Asked, request_id: str) -> Writer:
         facts = self._service.loaded.facts
         return Writer(
             chat=self._chat,
-            answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
+            answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{request_id}",
             created_s=int(time.time()),
             model=facts.name,
             fingerprint=facts.fingerprint,
@@ -150,7 +151,7 @@ async def _whole(deltas: AsyncGenerator[Delta], answer: Answer, writer: Writer, 
     async for delta in deltas:
         answer.add(delta)
     body = msgspec.json.encode(writer.whole(answer))
-    await _start(send, writer, b"application/json", (b"content-length", str(len(body)).encode()))
+    await _start(send, b"application/json", (b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.body", "body": body})
 
 
@@ -170,7 +171,7 @@ async def _stream(
             answer.add(delta)
             if not started:
                 started = True
-                await _start(send, writer, _EVENTS, (b"cache-control", b"no-cache"))
+                await _start(send, _EVENTS, (b"cache-control", b"no-cache"))
                 for chunk in writer.first():
                     await put(event(chunk))
             for chunk in writer.more(delta, answer):
@@ -186,6 +187,6 @@ async def _stream(
         _log.warning("a client stopped reading its stream; its connection is closed")
 
 
-async def _start(send: Send, writer: Writer, kind: bytes, *more: tuple[bytes, bytes]) -> None:
-    headers = [(b"content-type", kind), (b"x-request-id", writer.answer_id.encode()), *more]
+async def _start(send: Send, kind: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", kind), *more]
     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})

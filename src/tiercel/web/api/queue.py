@@ -19,16 +19,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import copy_context
 from http import HTTPStatus
 from typing import cast
 
 from tiercel.engines.transformers import Delta, Event, Request, Result
 from tiercel.errors import RequestError
+from tiercel.service.logs import place_of
+from tiercel.store.sessions import Sessions, tenant_of
 from tiercel.web.api import faults
 from tiercel.web.api.engine import Engine
 from tiercel.web.api.faults import ApiError
-from tiercel.web.api.metrics import Metrics, slowest
-from tiercel.web.api.sessions import Sessions
+from tiercel.web.api.metrics import Metrics
 
 _log = logging.getLogger("tiercel.serve")
 _RETRY_S_MAX = 60
@@ -44,11 +46,15 @@ class Job:
     def __init__(self, request: Request, arrived_s: float) -> None:
         self.request = request
         self.arrived_s = arrived_s
+        self.begun_s: float | None = None
         self.first_token_s: float | None = None
         self.stopped: ApiError | None = None
+        self.failed: ApiError | None = None
         self.over = False
         self.inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
         self.ended = asyncio.Event()
+        # The engine's thread logs for this request, so it works in its context.
+        self.context = copy_context()
         self._loop = asyncio.get_running_loop()
 
     async def deltas(self) -> AsyncGenerator[Delta]:
@@ -57,6 +63,7 @@ class Job:
             item = await self.inbox.get()
             if isinstance(item, ApiError):
                 self.over = True
+                self.failed = item
                 raise item
             self.over = item.finish_reason is not None
             yield item
@@ -204,7 +211,7 @@ class GenerationQueue:
     def _pump(self) -> None:
         while (job := self._next()) is not None:
             try:
-                self._answer(job)
+                job.context.run(self._answer, job)
             finally:
                 job.end()
 
@@ -218,7 +225,7 @@ class GenerationQueue:
             return self._running
 
     def _answer(self, job: Job) -> None:
-        started_s = time.monotonic()
+        started_s = job.begun_s = time.monotonic()
         self._metrics.queued.observe(started_s - job.arrived_s)
         self._note_session(job.request, job.request.tokens)
         # An engine's iterator is a generator: closing it gives back what it holds.
@@ -241,16 +248,12 @@ class GenerationQueue:
         ttft_s = job.first_token_s - job.arrived_s
         self._metrics.answered(result, ttft_s)
         self._note_session(job.request, [*job.request.tokens, *result.tokens])
-        _log.info(
-            "%d prompt tokens, %d of them reused (source %s); %d generated; first token after %.3f s",
-            result.prompt_tokens, result.reused_tokens, slowest(result), len(result.tokens), ttft_s,
-        )  # fmt: skip
 
     def _note_session(self, request: Request, tokens: Sequence[int]) -> None:
         session = request.hints.session
         chain = self._engine.chain(tokens, request.salt) if session is not None else None
         if session is not None and chain is not None:
-            self._sessions.note(request.salt, session, chain)
+            self._sessions.note(tenant_of(request.salt), session, (chain,))
 
     def _pump_ended(self, pump: Future[None]) -> None:
         """Runs in the worker thread: an engine that failed costs its own request, the next one goes on."""
@@ -261,7 +264,7 @@ class GenerationQueue:
             job, self._running = self._running, None
             self._metrics.running.set(0)
         if job is not None:
-            job.post(self._told(fault))
+            job.post(job.context.run(self._told, fault))
         with self._lock:
             if self._waiting:
                 self._start_pump_locked()
@@ -272,5 +275,5 @@ class GenerationQueue:
         if isinstance(fault, RequestError):
             return faults.bad(str(fault))
         self._metrics.faults.inc()
-        _log.error("internal fault while answering: %s", faults.place_of(fault))
+        _log.error("internal fault while answering: %s", place_of(fault), extra={"kind": place_of(fault)})
         return faults.internal()

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from tiercel.blocks import Chain
 from tiercel.errors import RequestError
 from tiercel.store.policy import as_json
+from tiercel.store.sessions import tenant_of
 from tiercel.web.api.body import Target, parse_target
 from tiercel.web.api.completions import Service
 from tiercel.web.api.faults import ApiError, bad, show
@@ -94,7 +95,7 @@ class Steering:
         chain = self._known(target) if target.asked is None else await self._named(target)
         done = await self._aside(partial(self._calls[action], chain, target.ttl_s))
         if action == "drop" and target.session is not None:
-            self._service.sessions.forget(target.salt, target.session)
+            self._service.sessions.note(tenant_of(target.salt), target.session, ())
         return _shown(action, chain, done)
 
     async def _explain(self, target: Target) -> dict[str, Any]:
@@ -142,8 +143,8 @@ class Steering:
 
     def _known(self, target: Target) -> Chain:
         assert target.session is not None
-        chain = self._service.sessions.chain(target.salt, target.session)
-        if chain is None:
+        chains = self._service.sessions.chains(tenant_of(target.salt), target.session)
+        if not chains:
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
                 f"session {show(target.session)} is not known here, or not with this cache_salt; accepted is "
@@ -151,7 +152,7 @@ class Steering:
                 param="session",
                 code="session_not_found",
             )
-        return chain
+        return chains[0]
 
     @staticmethod
     def _there(chain: Chain | None) -> Chain:
