@@ -12,19 +12,21 @@ import click
 import msgspec
 
 from tiercel.cli.notify import notify
-from tiercel.cli.options import config_options, load_config
+from tiercel.cli.options import config_options, load_config, log_format_option
 from tiercel.config import Config, default_socket, human_bytes, parse_seconds
 
 
 @click.group("daemon", invoke_without_command=True)
 @click.option("--socket", "path", type=click.Path(path_type=Path), help="Unix socket to serve on.")
 @click.option("--exit-when-idle", metavar="TIME", help="End when no engine was connected for so long.")
+@log_format_option
 @config_options
 @click.pass_context
 def command(
     context: click.Context,
     path: Path | None,
     exit_when_idle: str | None,
+    log_format: str,
     config_file: Path | None,
     settings: Sequence[str],
 ) -> None:
@@ -44,7 +46,9 @@ def command(
         context.obj = socket_path
         return
     idle_exit_s = None if exit_when_idle is None else parse_seconds(exit_when_idle)
-    logging.basicConfig(level=logging.WARNING, format="tiercel: %(message)s")
+    from tiercel.service.logs import set_up
+
+    set_up(log_format)
     _serve(config, socket_path, idle_exit_s)
 
 

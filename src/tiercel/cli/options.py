@@ -1,4 +1,4 @@
-"""The two options every command with a configuration has: `--config FILE` and `--set KEY=VALUE`.
+"""Options that several commands have: `--config FILE`, `--set KEY=VALUE`, and `--log-format` where they stay.
 
 A command that has flags of its own for single settings merges them into the overrides it is given.
 """
@@ -29,6 +29,17 @@ def config_options(function: F) -> F:
         type=click.Path(path_type=Path),
         help="TOML file of settings [default: $TIERCEL_CONFIG].",
     )(with_set)
+
+
+def log_format_option(function: F) -> F:
+    """Add `--log-format` to a command that serves, which gets it as `log_format`."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="How lines on stderr are written.",
+    )(function)
 
 
 def load_config(

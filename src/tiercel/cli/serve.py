@@ -5,7 +5,6 @@ Its engine is our own on transformers, or vLLM with a daemon beside it (`serve_v
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from tiercel.cli.options import config_options, load_config
+from tiercel.cli.options import config_options, load_config, log_format_option
 from tiercel.config import Config, parse_seconds
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError, ModelError
@@ -54,6 +53,10 @@ class _WithEngineFlags(click.Command):
     "--ready-deadline", metavar="TIME", default="30m", help="vllm: longest wait for it to start [30m]."
 )
 @click.option("--print-command", is_flag=True, help="vllm: print what would be run, and run nothing.")
+@click.option(
+    "--otlp-traces-endpoint", "otlp", metavar="URL", help="OpenTelemetry collector to send requests' spans to."
+)
+@log_format_option
 @config_options
 @click.pass_context
 def command(
@@ -69,6 +72,8 @@ def command(
     engine: str,
     ready_deadline: str,
     print_command: bool,
+    otlp: str | None,
+    log_format: str,
     config_file: Path | None,
     settings: Sequence[str],
 ) -> None:
@@ -105,32 +110,42 @@ def command(
     flags_of_engine: tuple[str, ...] = context.meta[_FLAGS]
     chosen = model or model_option
     if _engine(engine, chosen, flags_of_engine) == "vllm":
+        if otlp is not None:
+            raise ConfigError("--otlp-traces-endpoint: vLLM sends its own spans; accepted after --")
         context.exit(
             _serve_with_vllm(
                 config, chosen, name, api_key, ready_deadline, print_command,
-                _as_flags(config_file, settings, flags), flags_of_engine,
+                _as_flags(config_file, settings, flags, log_format), flags_of_engine,
             )
         )  # fmt: skip
     if flags_of_engine or print_command:
         what = shlex.join(["--", *flags_of_engine]) if flags_of_engine else "--print-command"
         raise ConfigError(f"{what}: is for vLLM; accepted with --engine vllm")
-    _serve_here(config, chosen, name, api_key)
+    _serve_here(config, chosen, name, api_key, log_format, otlp)
 
 
-def _serve_here(config: Config, model: Path | None, name: str | None, api_key: str | None) -> None:
+def _serve_here(
+    config: Config,
+    model: Path | None,
+    name: str | None,
+    api_key: str | None,
+    log_format: str,
+    otlp: str | None,
+) -> None:
     """Serve with our own engine, in this process."""
     if missing := [package for package in _NEEDED if find_spec(package) is None]:
         raise ConfigError(
             f"serve: {', '.join(missing)} not installed; accepted: pip install 'tiercel[serve,transformers]'"
         )
-    # Prompts are never logged by anyone: the libraries below log nothing but warnings.
-    logging.basicConfig(level=logging.WARNING, format="tiercel: %(message)s")
-    logging.getLogger("tiercel.serve").setLevel(logging.INFO)
-
     from tiercel.models import demo_model_dir
+    from tiercel.service.logs import set_up
     from tiercel.web.api import server
     from tiercel.web.api.engine import load
+    from tiercel.web.api.tracing import Tracing, check_endpoint
 
+    # Prompts are never logged by anyone: the libraries below log nothing but warnings.
+    set_up(log_format, loud=("tiercel.serve",))
+    traces_url = None if otlp is None else check_endpoint(otlp)
     bound = server.bind(config.serve.host, config.serve.port)
     with bound:
         folder = model or demo_model_dir(notice=lambda line: _say(line))
@@ -138,13 +153,14 @@ def _serve_here(config: Config, model: Path | None, name: str | None, api_key: s
         if server.is_open_to_others(bound) and api_key is None:
             _warn_open(server.url_of(bound))
         url, facts = server.url_of(bound), loaded.facts
+        tracing = None if traces_url is None else Tracing(traces_url, facts.name)
 
         def ready() -> None:
             for line in config.describe():
                 click.echo(f"  {line}")
             click.echo(f"serving {facts.name} ({facts.running_on}) at {url}/v1  (Ctrl-C ends it)")
 
-        server.serve(loaded, config, bound, api_key=api_key, ready=ready)
+        server.serve(loaded, config, bound, api_key=api_key, ready=ready, tracing=tracing)
 
 
 def _engine(asked: str, model: Path | None, flags: Sequence[str]) -> str:
@@ -154,9 +170,12 @@ def _engine(asked: str, model: Path | None, flags: Sequence[str]) -> str:
     return "vllm" if (model is not None or flags) and find_spec("vllm") is not None else "transformers"
 
 
-def _as_flags(config_file: Path | None, settings: Sequence[str], flags: Mapping[str, object]) -> list[str]:
+def _as_flags(
+    config_file: Path | None, settings: Sequence[str], flags: Mapping[str, object], log_format: str
+) -> list[str]:
     """What this command was told of the store, as the daemon's command line."""
     told = [] if config_file is None else ["--config", str(config_file)]
+    told += [] if log_format == "text" else ["--log-format", log_format]
     pairs = [*settings, *(f"{key}={value}" for key, value in flags.items() if value is not None)]
     kept = [pair for pair in pairs if not pair.startswith(("daemon.socket=", "serve.", "model."))]
     return told + [word for pair in kept for word in ("--set", pair)]

@@ -10,6 +10,7 @@ from tiercel.errors import DaemonError
 from tiercel.service import spawn, wire
 from tiercel.service.client import RemoteStore
 from tiercel.service.link import Link
+from tiercel.service.logs import limit_faults
 from tiercel.store.faults import log
 
 # Opening the store may mean reaching tiers of other hosts.
@@ -24,6 +25,7 @@ def connect(config: Config, payload_bytes: int, *, private: str | None = None) -
     started again should it be killed. Once this has returned, no fault of a daemon is ever raised; raises
     DaemonError when there is none to begin with, or it does not take blocks of this size.
     """
+    limit_faults()
     if config.daemon.socket is not None:
         return _connected(Link(config.daemon.socket, payload_bytes))
     if private is None:

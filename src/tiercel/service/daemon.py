@@ -158,7 +158,7 @@ class Daemon:
                 if full
                 else f"it serves user {os.geteuid()}, this process belongs to user {uid}"
             )
-            log.warning("process %d was turned away: %s", pid, why)
+            log.warning("process %d was turned away: %s", pid, why, extra={"kind": f"turned away: {why}"})
             _turn_away(client, why)
             return
         thread = threading.Thread(

@@ -149,7 +149,9 @@ def _not_answering(tier: Tier, reason: str, required: bool) -> Tier:
     if required:
         tier.close()
         raise TierUnreachable(f"tier {tier.name} cannot be used: {reason}")
-    log.warning("%s: cannot be used now, going on without it: %s", tier.name, reason)
+    log.warning(
+        "%s: cannot be used now, going on without it: %s", tier.name, reason, extra={"kind": f"{tier.name}.absent"}
+    )
     return tier
 
 

@@ -85,4 +85,7 @@ class Transfer:
         with self._lock:
             first, self._direct = self._direct, False
         if first:
-            log.warning("%s: direct I/O is refused there; going through the page cache", self._place)
+            log.warning(
+                "%s: direct I/O is refused there; going through the page cache", self._place,
+                extra={"kind": f"direct I/O in {self._place}"},
+            )  # fmt: skip

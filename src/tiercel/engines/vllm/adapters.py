@@ -56,14 +56,15 @@ class Adapters:
     def digest(self, number: int, path: str) -> bytes | None:
         """The digest of an adapter; None if it cannot be told."""
         at, files = (number, path), _seen(Path(path))
+        kind = {"kind": f"adapter {number}"}
         if at not in self._digests:
             if len(self._digests) >= _KEPT:
                 oldest = next(iter(self._digests))
                 del self._digests[oldest], self._files[oldest]
             self._digests[at], self._files[at] = adapter_digest(Path(path)), files
             if self._digests[at] is None:
-                log.warning("tiercel: adapter %s cannot be read; its requests are not cached", path)
+                log.warning("tiercel: adapter %s cannot be read; its requests are not cached", path, extra=kind)
         elif files is not None and files != self._files[at] and self._digests[at] is not None:
             self._digests[at] = None
-            log.warning("tiercel: adapter %s has changed; its requests are not cached any more", path)
+            log.warning("tiercel: adapter %s has changed; its requests are not cached any more", path, extra=kind)
         return self._digests[at]

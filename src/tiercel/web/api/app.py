@@ -1,10 +1,11 @@
-"""The ASGI application: which path answers what, who may ask, and what every answer is counted as.
+"""The ASGI application: which path answers what, who may ask, how every answer is counted and logged.
 
 Whatever goes wrong ends as OpenAI's error object; only its kind and place reach a log, never a prompt.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
@@ -22,11 +23,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tiercel.service.logs import place_of, request_id
 from tiercel.web.api import faults
 from tiercel.web.api.completions import Completions, Service
+from tiercel.web.api.exchange import Exchange, begin, exchange_of
 from tiercel.web.api.faults import ApiError
 from tiercel.web.api.metrics import Metrics
 from tiercel.web.api.steering import Steering
+from tiercel.web.api.tracing import Tracing
 
 _log = logging.getLogger("tiercel.serve")
 DECISIONS = "/v1/cache/decisions"
@@ -35,12 +39,18 @@ PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", *ACTIONS, DECISIONS
 )  # fmt: skip
 _CLIENT_LEFT = 499
+_ID_HEADER = "x-request-id"
 _STARTED_S = int(time.time())
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
-def make_app(service: Service, api_key: str | None = None, lifespan: Lifespan | None = None) -> Starlette:
+def make_app(
+    service: Service,
+    api_key: str | None = None,
+    lifespan: Lifespan | None = None,
+    tracing: Tracing | None = None,
+) -> Starlette:
     """The application that serves `service`; with `api_key`, /v1 and /metrics are for its holders."""
     pages, steering = _Pages(service), Steering(service)
     app = Starlette(
@@ -55,7 +65,7 @@ def make_app(service: Service, api_key: str | None = None, lifespan: Lifespan | 
             Route(DECISIONS, steering.decisions),
         ],
         middleware=[
-            Middleware(_Counted, metrics=service.metrics),
+            Middleware(_Counted, metrics=service.metrics, tracing=tracing),
             *([Middleware(_Guarded, api_key=api_key)] if api_key else []),
         ],
         exception_handlers={ApiError: _refused, HTTPException: _no_route, Exception: _Fault(service.metrics)},
@@ -109,6 +119,7 @@ class _Pages:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    exchange_of(request.scope).outcome = error.code or ""
     return error.response()
 
 
@@ -128,6 +139,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
         )
     else:
         refusal = ApiError(status, str(error.detail), code="http_error", headers=error.headers)
+    exchange_of(request.scope).outcome = refusal.code or ""
     return refusal.response()
 
 
@@ -139,26 +151,32 @@ class _Fault:
 
     async def __call__(self, request: Request, error: Exception) -> Response:
         self._metrics.faults.inc()
-        _log.error("internal fault: %s", faults.place_of(error))
-        return faults.internal().response()
+        _log.error("internal fault: %s", place_of(error), extra={"kind": place_of(error)})
+        # What answers here stands outside of what gives every other answer its id.
+        response = faults.internal().response()
+        response.headers[_ID_HEADER] = exchange_of(request.scope).request_id
+        return response
 
 
 class _Counted:
-    """Counts every request by endpoint and status, and how long it took."""
+    """Gives every request its id; counts, logs and traces it by endpoint and status when it has ended."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None) -> None:
+        self._app, self._metrics, self._tracing = app, metrics, tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started_s, status = time.monotonic(), 0
+        # Paths are the client's to invent; the series of a metric are not.
+        exchange = begin(scope, scope["path"] if scope["path"] in PATHS else "other")
+        request_id.set(exchange.request_id)
 
         async def watching(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = int(message["status"])
+                exchange.status = int(message["status"])
+                own = (_ID_HEADER.encode(), exchange.request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), own]}
             await send(message)
 
         failed = True
@@ -166,12 +184,20 @@ class _Counted:
             await self._app(scope, receive, watching)
             failed = False
         finally:
-            path: str = scope["path"]
-            # Paths are the client's to invent; the series of a metric are not.
-            endpoint = path if path in PATHS else "other"
-            shown = status or (HTTPStatus.INTERNAL_SERVER_ERROR if failed else _CLIENT_LEFT)
-            self._metrics.requests.labels(endpoint, str(int(shown))).inc()
-            self._metrics.seconds.labels(endpoint).observe(time.monotonic() - started_s)
+            exchange.ended_s = time.monotonic()
+            lost = HTTPStatus.INTERNAL_SERVER_ERROR if failed else _CLIENT_LEFT
+            exchange.status = exchange.status or int(lost)
+            self._metrics.requests.labels(exchange.endpoint, str(exchange.status)).inc()
+            self._metrics.seconds.labels(exchange.endpoint).observe(exchange.ended_s - exchange.arrived_s)
+            # A call of the event loop's own: whatever went wrong in it would not reach the request.
+            asyncio.get_running_loop().call_soon(self._tell, exchange)
+
+    def _tell(self, exchange: Exchange) -> None:
+        try:
+            if self._tracing is not None:
+                self._tracing.record(exchange)
+        finally:
+            exchange.log()
 
 
 class _Guarded:
@@ -184,6 +210,7 @@ class _Guarded:
         if scope["type"] == "http" and scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
+                exchange_of(scope).outcome = "invalid_api_key"
                 refusal = ApiError(
                     HTTPStatus.UNAUTHORIZED,
                     "the API key is missing or wrong; accepted is the header 'Authorization: Bearer KEY'",

@@ -108,7 +108,7 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before anything was sent, and sends it as an event after."""
         service, loop, exchange = self._service, asyncio.get_running_loop(), exchange_of(scope)
-        arrived_s, deadline_s = time.monotonic(), service.limits.request_deadline_s
+        arrived_s, deadline_s = exchange.arrived_s, service.limits.request_deadline_s
         until_s = loop.time() + deadline_s
         try:
             asked = self._parse(await service.intake.body(scope, receive), service.limits.max_answer_tokens)

@@ -8,7 +8,6 @@ Never a traceback, and never more of the prompt than the client's own offending 
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -90,10 +89,3 @@ def show(value: object) -> str:
     except (ValueError, RecursionError):  # an integer too long to print, or a very deep list
         text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."
-
-
-def place_of(fault: BaseException) -> str:
-    """Kind and innermost place of an exception, for a log: its text is left out, it may quote a prompt."""
-    frames = traceback.extract_tb(fault.__traceback__)
-    where = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames[-4:]))
-    return f"{type(fault).__name__} at {where or 'an unknown place'}"

@@ -20,10 +20,10 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from tiercel.config import Config
-from tiercel.web.api import faults
 from tiercel.web.api.app import make_app
 from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded
+from tiercel.web.api.tracing import Tracing
 from tiercel.web.listening import bind, is_open_to_others, url_of
 
 __all__ = ["bind", "is_open_to_others", "serve", "url_of"]
@@ -36,19 +36,26 @@ _KEEP_ALIVE_S = 60
 
 
 def serve(
-    loaded: Loaded, config: Config, bound: socket.socket, *, api_key: str | None, ready: Callable[[], None]
+    loaded: Loaded,
+    config: Config,
+    bound: socket.socket,
+    *,
+    api_key: str | None,
+    ready: Callable[[], None],
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then close the store. Blocks; calls `ready` once requests are taken."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # its series are half of /metrics, unused
     service = Service(loaded, config.serve)
-    server = _Server(service, api_key, ready)
+    server = _Server(service, api_key, ready, tracing)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal again when it is done
-    _strip_texts_of_faults()
     asyncio.run(server.serve(sockets=[bound]))
     # From here on a second signal ends the process: whatever is half written is told apart at the next start.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if tracing is not None:
+        tracing.close()
     _close(service, config)
 
 
@@ -74,10 +81,12 @@ def _close(service: Service, config: Config) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's server, which tells the queue when it begins to stop."""
 
-    def __init__(self, service: Service, api_key: str | None, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, service: Service, api_key: str | None, ready: Callable[[], None], tracing: Tracing | None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(service, api_key),
+                make_app(service, api_key, tracing=tracing),
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -108,15 +117,3 @@ class _Server(uvicorn.Server):
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Stands in for Python's default, so that a signal ends what runs and not the process."""
-
-
-def _strip_texts_of_faults() -> None:
-    """Let uvicorn name an exception's kind and place, and nothing it says: it may quote a prompt."""
-    logging.getLogger("uvicorn.error").addFilter(_without_text)
-
-
-def _without_text(record: logging.LogRecord) -> bool:
-    if record.exc_info and record.exc_info[1] is not None:
-        record.msg, record.args = f"{record.getMessage().strip()}: {faults.place_of(record.exc_info[1])}", ()
-        record.exc_info = record.exc_text = None
-    return True
