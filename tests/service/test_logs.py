@@ -68,7 +68,7 @@ def test_a_warning_of_a_kind_comes_once_and_says_later_how_many_there_were(
 def test_kinds_are_bounded(logger: logging.Logger) -> None:
     limiter = Limiter()
     for at in range(2000):
-        record = logger.makeRecord("x", logging.WARNING, "", 0, "%s", (f"{at}" * 500,), None)
+        record = logger.makeRecord("x", logging.WARNING, "", 0, "%s", (f"{at} " + "x" * 500,), None)
         assert limiter.filter(record)
         assert not limiter.filter(record)
     assert len(limiter._seen) <= logs._KINDS_MAX
@@ -94,7 +94,9 @@ def test_a_text_line_is_one_line_and_a_json_line_is_json(message: str, ours: str
 @given(st.text())
 def test_an_id_that_is_taken_over_can_stand_anywhere(given_id: str) -> None:
     kept = sane_id(given_id)
-    assert kept is None or (kept == given_id and kept.isascii() and kept.isprintable() and 0 < len(kept) < 129)
+    assert kept is None or (
+        kept == given_id and kept.isascii() and kept.isprintable() and 0 < len(kept) < 129
+    )
     assert kept is None or not set(kept) & set(" \"'\\<>{}%,;")
 
 
@@ -115,11 +117,15 @@ def test_an_exceptions_words_are_not_written(logger: logging.Logger, formatter: 
         raise ValueError(SECRET)
     except ValueError:
         logger.exception("it failed\n")
-    logger.warning("no %d of this", SECRET)  # arguments that do not fit would be printed by logging itself
+    # Arguments that do not fit would be printed by logging itself.
+    odd = logger.makeRecord("x", logging.WARNING, "", 0, "no %d of this", (SECRET,), None)
+    for _ in range(2):
+        handler.handle(odd)
     handler.flush()
     assert SECRET not in stream.getvalue()
     assert "it failed: ValueError at " in stream.getvalue(), "the control: kind and place are"
-    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().count("\n") == 3
+    assert stream.getvalue().count("no %d of this") == 2
 
 
 def test_nobody_waits_for_a_log_that_is_not_read(logger: logging.Logger) -> None:
@@ -174,7 +180,7 @@ def calls_of_loggers(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def test_every_line_that_we_log_has_a_kind() -> None:
-    """Its kind is its first argument, so that is a constant; all loggers are ours, so the limiter sees them."""
+    """Its kind is its first argument, so that is constant; loggers are ours, so the limiter sees them."""
     seen = 0
     for path in sorted(SOURCE.rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -187,5 +193,7 @@ def test_every_line_that_we_log_has_a_kind() -> None:
             assert isinstance(call.args[0], ast.Constant), f"{where}: its kind is not constant"
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger" and node.args:
-                assert str(ast.literal_eval(node.args[0])).startswith("tiercel"), f"{path.name}:{node.lineno}"
+                name = node.args[0]
+                ours = isinstance(name, ast.Constant) and str(name.value).startswith("tiercel")
+                assert ours or path.name == "logs.py", f"{path.name}:{node.lineno}"
     assert seen > 15, "the control: they are found"

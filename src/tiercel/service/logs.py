@@ -95,19 +95,27 @@ class Limiter(logging.Filter):
             if len(self._seen) > _KINDS_MAX:
                 del self._seen[next(iter(self._seen))]
         if held_back:
-            told = f"{record.getMessage()} ({held_back} more of this kind before)"
+            told = f"{_message(record)} ({held_back} more of this kind before)"
             record.msg, record.args = told, ()
         return True
 
 
 def _kind_of(record: logging.LogRecord) -> str:
     template = str(record.msg)
-    kind = getattr(record, "kind", None) or (record.getMessage() if template == "%s" else template)
+    kind = getattr(record, "kind", None) or (_message(record) if template == "%s" else template)
     return f"{record.name} {kind}"[:_KIND_CHARS_MAX]
 
 
+def _message(record: logging.LogRecord) -> str:
+    """A record's message, or what it was to be filled into when its arguments do not fit."""
+    try:
+        return record.getMessage()
+    except (ValueError, TypeError, KeyError):
+        return str(record.msg)
+
+
 def _told(record: logging.LogRecord) -> str:
-    message = record.getMessage()
+    message = _message(record)
     fault = record.exc_info[1] if record.exc_info else None
     return message if fault is None else f"{message.strip()}: {place_of(fault)}"
 
@@ -155,8 +163,7 @@ class LineWriter(logging.Handler):
         if self._lines.qsize() >= self._lines_max:
             self._dropped += 1
             return
-        with suppress(ValueError, TypeError, KeyError):  # arguments that do not fit the message
-            self._lines.put(self.format(record))
+        self._lines.put(self.format(record))
 
     def flush(self) -> None:
         """Wait until what was logged so far is written."""

@@ -150,7 +150,10 @@ def _not_answering(tier: Tier, reason: str, required: bool) -> Tier:
         tier.close()
         raise TierUnreachable(f"tier {tier.name} cannot be used: {reason}")
     log.warning(
-        "%s: cannot be used now, going on without it: %s", tier.name, reason, extra={"kind": f"{tier.name}.absent"}
+        "%s: cannot be used now, going on without it: %s",
+        tier.name,
+        reason,
+        extra={"kind": f"{tier.name}.absent"},
     )
     return tier
 

@@ -1,4 +1,4 @@
-"""What `tiercel serve` logs: a request's id in each of its lines, its figures, and nothing of what it said."""
+"""What `tiercel serve` logs: a request's id in each of its lines, its figures, nothing of what it said."""
 
 from __future__ import annotations
 

@@ -63,8 +63,12 @@ class Adapters:
                 del self._digests[oldest], self._files[oldest]
             self._digests[at], self._files[at] = adapter_digest(Path(path)), files
             if self._digests[at] is None:
-                log.warning("tiercel: adapter %s cannot be read; its requests are not cached", path, extra=kind)
+                log.warning(
+                    "tiercel: adapter %s cannot be read; its requests are not cached", path, extra=kind
+                )
         elif files is not None and files != self._files[at] and self._digests[at] is not None:
             self._digests[at] = None
-            log.warning("tiercel: adapter %s has changed; its requests are not cached any more", path, extra=kind)
+            log.warning(
+                "tiercel: adapter %s has changed; its requests are not cached any more", path, extra=kind
+            )
         return self._digests[at]

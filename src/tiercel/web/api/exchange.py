@@ -1,4 +1,4 @@
-"""One request and what became of it, gathered while it is served: the access line and the trace are made of it.
+"""One request and what became of it, gathered while it is served: access line and trace are made of it.
 
 Holds counts, times and codes; never a prompt, a token, a salt, or anything else that a client may invent.
 """

@@ -6,8 +6,9 @@
         lookup  load  prefill          the engine's own figures of this prompt
       decode                           first token to the end
 
-Spans are made from a request's record once it has ended, so that tracing costs a request nothing. They wait in
-a bounded queue; a collector that is gone or hangs loses spans and holds nobody up. Nothing of a prompt is told.
+Spans are made from a request's record once it has ended, so that tracing costs a request nothing. They wait
+in a bounded queue; a collector that is gone or hangs loses spans and holds nobody up. Nothing of a prompt is
+told.
 """
 
 from __future__ import annotations
@@ -169,7 +170,5 @@ def check_endpoint(endpoint: str) -> str:
     except ValueError:
         raise ConfigError(f"{FLAG}: is no URL; accepted: such as {_EXAMPLE}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in parts.netloc:
-        raise ConfigError(
-            f"{FLAG}: is no http URL without user and password; accepted: such as {_EXAMPLE}"
-        )
+        raise ConfigError(f"{FLAG}: is no http URL without user and password; accepted: such as {_EXAMPLE}")
     return endpoint if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}{_PATH}"
