@@ -35,8 +35,11 @@ LAZILY = {
     "uvicorn": {"cli", "engines"},
 }
 
-# The places where a foreign library's exceptions are translated, as `package/module.py`.
-MAY_CATCH_EVERYTHING = frozenset({"engines/transformers/model.py", "store/lane.py"})
+# The places where a foreign library's exceptions are translated, and where accounts of requests are kept, which
+# must not cost anybody one; as `package/module.py`.
+MAY_CATCH_EVERYTHING = frozenset(
+    {"engines/transformers/model.py", "store/lane.py", "store/reports.py", "engines/vllm/accounts.py"}
+)
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 MODULE_LINES_MAX = 500

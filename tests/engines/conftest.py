@@ -49,6 +49,7 @@ class FakeStore:
     leases: int = 0
     writes: int = 0
     loads: list[int] = field(default_factory=list)
+    reports: list[Any] = field(default_factory=list)
     faults_fired: int = 0
 
     def lookup(self, chain: Any, deadline_s: float = 0.05, prompt: Any = None) -> FakeHit:
@@ -76,6 +77,11 @@ class FakeStore:
             self.faults_fired += 1
             stop = start
         return FakeWrite(self, chain, start, stop, payload_bytes)
+
+    def report(self, decision: Any) -> Any:
+        self._maybe_refuse()
+        self.reports.append(decision)
+        return decision
 
     def _maybe_refuse(self) -> None:
         if self.refuse:

@@ -87,8 +87,8 @@ def test_what_was_found_loaded_and_computed_is_told(open_engine: Open, prompt: P
     assert warm.lookup_s > 0
     short, _ = answer(engine, prompt(BLOCK))
     assert short.reason == "all is computed: no full block of 16 tokens lies before the last token"
-    assert [one.number for one in engine.decisions.latest()] == [3, 2, 1]
-    assert engine.decisions.latest(1) == [short]
+    assert [one.number for one in store_of(engine).decisions()] == [3, 2, 1]
+    assert store_of(engine).decisions(1) == [short]
     assert time.time() - 60 < short.at_s <= time.time()
 
 
@@ -181,14 +181,14 @@ def test_explaining_tells_what_would_be_done_and_does_nothing(
     assert (told.found, told.done, told.computed_tokens) == ({"disk": 4}, False, 0)
     assert len(tier.reads) == reads
     assert store.stats().ram_blocks == 0
-    assert len(engine.decisions.latest()) == 1, "only what was done is kept"
+    assert len(store_of(engine).decisions()) == 1, "only what was done is kept"
     assert engine.explain(tokens, salt="other").reason == "all is computed: nothing of it is stored"
 
 
 def test_no_decision_holds_anything_of_a_prompt(open_engine: Open, prompt: Prompt) -> None:
     engine = open_engine()
     answer(engine, prompt(3 * BLOCK), session="the name of a session")
-    shown = repr(engine.decisions.latest())
+    shown = repr(store_of(engine).decisions())
     assert "name of a session" not in shown
     assert not [name for name in Decision.__slots__ if name in ("tokens", "text", "keys", "salt", "session")]
 

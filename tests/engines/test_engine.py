@@ -40,7 +40,7 @@ def engine(tiny_model: Callable[..., Path], fake_store: Any) -> TransformersEngi
 def block_bytes(engine: TransformersEngine, tokens: list[int], index: int) -> bytes:
     """What the engine's cache holds for block `index` after a prefill of `tokens` without any store."""
     cache = engine._take_cache(len(tokens))
-    engine._prefill(tokens, None, cache)
+    engine._prefill(tokens, None, cache, engine._account(tokens, None))
     payload = bytearray(engine.layout.payload_bytes)
     cache.save_block(index, memoryview(payload))
     return bytes(payload)
@@ -78,7 +78,7 @@ def test_payload_is_layers_kv_heads_tokens_dim(
     """The layout is a promise to every reader of stored blocks, so it is checked against its own words."""
     tokens = prompt(2 * BLOCK)
     cache = engine._take_cache(len(tokens))
-    engine._prefill(tokens, None, cache)
+    engine._prefill(tokens, None, cache, engine._account(tokens, None))
     payload = bytearray(engine.layout.payload_bytes)
     cache.save_block(1, memoryview(payload))
     block = torch.frombuffer(payload, dtype=torch.float32).view(3, 2, 2, BLOCK, 16)
@@ -140,7 +140,7 @@ def test_stored_answer_blocks_are_those_of_a_prefill(
     for index, key in enumerate(chain.keys):
         assert bytes(fake_store.blocks[key]) == block_bytes(engine, whole, index)
     cache = engine._take_cache(len(whole))
-    engine._prefill(tokens, None, cache)
+    engine._prefill(tokens, None, cache, engine._account(tokens, None))
     for token in result.tokens:
         engine._forward([token], cache)
     decoded = bytearray(engine.layout.payload_bytes)

@@ -14,11 +14,31 @@ from hypothesis import strategies as st
 from tests.store.support import chain
 
 from tiercel.service import wire
-from tiercel.store import StoreCounters, StoreStats, TierCounters, TierStats
+from tiercel.store import (
+    Choice,
+    Decision,
+    Fault,
+    Overview,
+    PrefixNode,
+    ScopeUse,
+    StoreCounters,
+    StoreStats,
+    TierCounters,
+    TierStats,
+)
 
 NAMED = wire.named(chain(3))
 STATS = StoreStats(8, 4096, 3, 5, 1, 0, 0, StoreCounters(lookups=3, loaded={"disk": 2}),
-                   (TierStats("disk", 2, 9, None, 0, "closed", TierCounters(read_s=0.5)),))  # fmt: skip
+                   (TierStats("disk", 2, 9, None, 0, "closed", TierCounters(read_blocks=5), 3),))  # fmt: skip
+DECISION = Decision(
+    prompt_tokens=9, block_tokens=4, reason="why", found={"ram": 2}, reused_tokens={"ram": 8}, computed_tokens=1,
+    choice=Choice(2, 0.1, 0.2, 0.3, 1, 0.2), action="load", ttft_s=0.1, saved_s=0.2, done=True,
+)  # fmt: skip
+OVERVIEW = Overview(
+    1.5, STATS, (ScopeUse("ab", "m", "", "s", {"ram": 2}, {"ram": 8192}),), 1,
+    (PrefixNode("12", "", "ab", 0, 0, 2, {"ram": 2}, {"ram": 8192}, 0, 0),),
+    (Fault("read", "disk", "gone", 2, 1.0),), (DECISION,),
+)  # fmt: skip
 QUESTIONS: list[wire.Question] = [
     wire.Hello(1, 7, 9), wire.Lookup(NAMED, 0.5, 1), wire.Acquire(NAMED, 1.0, 0, 4), wire.Next(2, 3),
     wire.BeginStore(NAMED, 0, 3, 4096, 1.0, 8), wire.Take(4), wire.Commit(), wire.Release(),
@@ -26,13 +46,14 @@ QUESTIONS: list[wire.Question] = [
     wire.Demote(NAMED, 1.0), wire.Drop(NAMED, 1.0), wire.Remember(b"t", "s", (NAMED, NAMED)),
     wire.Recall(b"", "s"), wire.Clear(b"12345678", 1.0), wire.Clear(None, 1.0),
     wire.EventsSince(4, b"12345678"), wire.Flush(1.0), wire.AskStats(),
+    wire.Report((DECISION, DECISION), 3), wire.AskDecisions(4), wire.AskOverview(4), wire.AskChain("12"),
 ]  # fmt: skip
 ANSWERS: list[wire.Answer] = [
     wire.Welcome(1, 7, b"arena", 8192, 5), wire.Found(("ram", "disk")),
     wire.Blocks((wire.Block(0, 3, 4096, "ram"), wire.Block(1, 4, 4096))), wire.Number(3),
     wire.Recalled((NAMED,)), wire.Recalled(()),
     wire.Happened(5, True, ((True, b"k" * 32, "ram"),)), wire.Figures(1, 2, 3.0, STATS),
-    wire.Figures(1, 2, 3.0, None), wire.Refused("no"),
+    wire.Figures(1, 2, 3.0, None), wire.Decided((DECISION,)), wire.Seen(OVERVIEW), wire.Refused("no"),
 ]  # fmt: skip
 
 

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 from tests.store import support
 
-_TOLD_TWICE = {"test_stories", "test_batches", "test_random", "test_choice", "test_keeping", "test_steering"}
+_TOLD_TWICE = {
+    "test_stories", "test_batches", "test_random", "test_choice", "test_keeping", "test_steering", "test_reports",
+    "test_overview",
+}  # fmt: skip
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -44,7 +44,10 @@ class Served:
     """A store behind a daemon in this process: an engine's calls go through a client, the rest is direct."""
 
     CALLS = frozenset(
-        "lookup acquire begin_store pin unpin prefetch demote drop sessions clear stats events flush".split()
+        (
+            "lookup acquire begin_store pin unpin prefetch demote drop sessions clear stats events flush "
+            "report decisions overview chain_of"
+        ).split()
     )
 
     def __init__(self, inner: TieredStore) -> None:

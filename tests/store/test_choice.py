@@ -22,7 +22,7 @@ from tests.store.support import (
 
 from tiercel.blocks import BlockKey
 from tiercel.store import LaneOptions, PrefillCost, Prompt, TieredStore
-from tiercel.store import store as store_module
+from tiercel.store import choosing
 from tiercel.tiers import Outcome
 
 # A block of four tokens costs 40 ms to compute.
@@ -59,7 +59,7 @@ def test_a_fast_tier_is_offered_whole_and_ram_always(tmp_path: Path) -> None:
 def test_d36_a_tier_that_turns_slow_is_priced_out_after_three_requests_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_TRY_AGAIN_S", 0.2)
+    monkeypatch.setattr(choosing, "_TRY_AGAIN_S", 0.2)
     tier = Slowable(disk(tmp_path / "d"))
     store = on_disk(tier)
     for _ in range(3):

@@ -16,7 +16,20 @@ from typing import Self, TypeVar
 from tiercel.blocks import HEADER_BYTES, BlockKey, Chain, payload_of
 from tiercel.service import wire
 from tiercel.service.link import Connection, Link, Slab
-from tiercel.store import Event, Events, Hit, LeasedBlock, NewBlock, Prompt, Sight, StoreCounters, StoreStats
+from tiercel.service.reporting import Reporting
+from tiercel.store import (
+    Decision,
+    Event,
+    Events,
+    Hit,
+    LeasedBlock,
+    NewBlock,
+    Overview,
+    Prompt,
+    Sight,
+    StoreCounters,
+    StoreStats,
+)
 from tiercel.store.sessions import BLOCKS_MAX
 from tiercel.store.workers import Workers
 
@@ -26,6 +39,8 @@ _GRACE_S = 1.0
 _CALL_S = 5.0
 # Nobody waits for a session to be remembered; who asks must not be kept from lookups for long.
 _SESSION_S = 0.5
+# Nobody waits for a report.
+_REPORT_S = 1.0
 _PREFETCH_QUEUE = 64
 _NOTHING = StoreStats(
     slots=0, slot_bytes=0, slots_free=0, ram_blocks=0, ram_evictions=0, leases=0, pins=0,
@@ -39,6 +54,7 @@ class RemoteStore:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._prefetchers = Workers("remote-prefetch", 1, _PREFETCH_QUEUE)
+        self._reporting = Reporting(self._send_reports)
 
     @property
     def up(self) -> bool:
@@ -132,6 +148,31 @@ class RemoteStore:
         """See `TieredStore.clear`."""
         return self._number(wire.Clear(tag, deadline_s), deadline_s)
 
+    def report(self, decision: Decision) -> Decision:
+        """See `TieredStore.report`: told in the background, and lost should the daemon be away."""
+        return self._reporting.add(decision)
+
+    def _send_reports(self, decisions: tuple[Decision, ...], lost: int) -> bool:
+        return self._call(wire.Report(decisions, lost), wire.Number, _REPORT_S) is not None
+
+    def decisions(self, limit: int = 256) -> list[Decision]:
+        """See `TieredStore.decisions`; empty while the daemon is away."""
+        told = self._call(wire.AskDecisions(limit), wire.Decided, _CALL_S)
+        return [] if told is None else list(told.decisions)
+
+    def overview(self, limit: int = 64) -> Overview:
+        """See `TieredStore.overview`; all zeros and empty while the daemon is away."""
+        seen = self._call(wire.AskOverview(limit), wire.Seen, _CALL_S)
+        return Overview(time.time(), _NOTHING) if seen is None else seen.overview
+
+    def chain_of(self, prefix: str) -> Chain | None:
+        """See `TieredStore.chain_of`."""
+        told = self._call(wire.AskChain(prefix), wire.Recalled, _CALL_S)
+        try:
+            return None if told is None or not told.chains else wire.chain_of(told.chains[0])
+        except wire.WireError:
+            return None
+
     def stats(self) -> StoreStats:
         """See `TieredStore.stats`; all zeros while the daemon is away."""
         figures = self.figures()
@@ -156,6 +197,7 @@ class RemoteStore:
     def close(self, deadline_s: float = 30.0) -> bool:
         """Leave the daemon; what it holds stays there. True."""
         self._prefetchers.close()
+        self._reporting.close()
         self._link.close()
         return True
 

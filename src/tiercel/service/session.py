@@ -15,7 +15,7 @@ from tiercel.blocks import HEADER_BYTES
 from tiercel.errors import TiercelError
 from tiercel.service import wire
 from tiercel.store import ReadLease, TieredStore, WriteLease
-from tiercel.store.policy import SESSION_CHARS_MAX
+from tiercel.store.policy.hints import SESSION_CHARS_MAX
 
 log = logging.getLogger("tiercel")
 _PATIENCE_S = 10.0
@@ -202,6 +202,22 @@ class Session:
         return wire.Happened(
             told.next, told.lost, tuple((one.stored, one.key, one.place) for one in told.events)
         )
+
+    def _on_report(self, store: TieredStore, ask: wire.Report) -> wire.Answer:
+        for decision in ask.decisions:
+            store.report(decision)
+        store.reports.note_lost(ask.lost)
+        return wire.Number(len(ask.decisions))
+
+    def _on_askdecisions(self, store: TieredStore, ask: wire.AskDecisions) -> wire.Answer:
+        return wire.Decided(tuple(store.decisions(_limit(ask.limit))))
+
+    def _on_askoverview(self, store: TieredStore, ask: wire.AskOverview) -> wire.Answer:
+        return wire.Seen(store.overview(ask.limit))
+
+    def _on_askchain(self, store: TieredStore, ask: wire.AskChain) -> wire.Answer:
+        chain = store.chain_of(ask.prefix)
+        return wire.Recalled(() if chain is None else (wire.named(chain),))
 
     def _on_flush(self, store: TieredStore, ask: wire.Flush) -> wire.Answer:
         return wire.Number(int(store.flush(_bounded(ask.deadline_s))))

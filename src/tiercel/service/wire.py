@@ -18,9 +18,9 @@ from typing import TypeVar
 import msgspec
 
 from tiercel.blocks import KEY_BYTES, BlockKey, Chain
-from tiercel.store import Choice, Prompt, Sight, StoreStats
+from tiercel.store import Choice, Decision, Overview, Prompt, Sight, StoreStats
 
-VERSION = 1
+VERSION = 2
 # A key is 32 bytes: room for a prompt of 250,000 blocks.
 PACKET_BYTES_MAX = 8 << 20
 _LENGTH = struct.Struct("<I")
@@ -140,6 +140,27 @@ class Flush(msgspec.Struct, frozen=True, tag="flush"):
     deadline_s: float
 
 
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """What became of some requests; `lost` others cannot be told of any more."""
+
+    decisions: tuple[Decision, ...]
+    lost: int = 0
+
+
+class AskDecisions(msgspec.Struct, frozen=True, tag="decisions"):
+    limit: int
+
+
+class AskOverview(msgspec.Struct, frozen=True, tag="overview"):
+    limit: int
+
+
+class AskChain(msgspec.Struct, frozen=True, tag="chain"):
+    """Which blocks a prefix of an overview names."""
+
+    prefix: str
+
+
 class AskStats(msgspec.Struct, frozen=True, tag="stats"):
     pass
 
@@ -195,6 +216,14 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     stats: StoreStats | None
 
 
+class Decided(msgspec.Struct, frozen=True, tag="decided"):
+    decisions: tuple[Decision, ...]
+
+
+class Seen(msgspec.Struct, frozen=True, tag="seen"):
+    overview: Overview
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The question cannot be answered; `reason` is one line for a person."""
 
@@ -203,9 +232,10 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 Question = (
     Hello | Lookup | Acquire | Next | BeginStore | Take | Commit | Release | Pin | Prefetch | Demote
-    | Drop | Remember | Recall | Clear | EventsSince | Flush | AskStats
+    | Drop | Remember | Recall | Clear | EventsSince | Flush | Report
+    | AskDecisions | AskOverview | AskChain | AskStats
 )  # fmt: skip
-Answer = Welcome | Found | Blocks | Number | Recalled | Happened | Figures | Refused
+Answer = Welcome | Found | Blocks | Number | Recalled | Happened | Figures | Decided | Seen | Refused
 Message = TypeVar("Message")
 
 _encode = msgspec.msgpack.Encoder().encode

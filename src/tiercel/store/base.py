@@ -11,7 +11,8 @@ from tiercel.blocks import Chain
 from tiercel.store.figures import Hit, StoreStats
 from tiercel.store.journal import Events
 from tiercel.store.leases import LeasedBlock, NewBlock
-from tiercel.store.policy import Prompt, Sight
+from tiercel.store.overview import Overview
+from tiercel.store.policy import Decision, Prompt, Sight
 
 
 class _Lease(Protocol):
@@ -89,6 +90,14 @@ class Store(Protocol):
     def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
 
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int: ...
+
+    def report(self, decision: Decision) -> Decision: ...
+
+    def decisions(self, limit: int = 256) -> list[Decision]: ...
+
+    def overview(self, limit: int = 64) -> Overview: ...
+
+    def chain_of(self, prefix: str) -> Chain | None: ...
 
     def stats(self) -> StoreStats: ...
 

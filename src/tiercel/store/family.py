@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from tiercel.blocks import BlockKey
 
@@ -38,6 +39,10 @@ class Family:
             self._children[parent] = known
         while len(self._children) > self._parents_max:
             self._children.popitem(last=False)
+
+    def latest(self, limit: int) -> list[tuple[BlockKey, tuple[BlockKey, ...]]]:
+        """At most `limit` parents with their children, the latest used first."""
+        return list(islice(reversed(self._children.items()), limit))
 
     def own(self, keys: Sequence[BlockKey], cached: Callable[[BlockKey], bool]) -> list[BlockKey]:
         """The blocks of a chain that are nobody else's, in order, with the cached ones that go on from it.

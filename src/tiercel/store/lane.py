@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from tiercel.blocks import BlockKey, Header, record_bytes, verify
 from tiercel.store.faults import FaultLog
-from tiercel.store.figures import TierCounters, TierStats
+from tiercel.store.figures import TRANSFER_BOUNDS_S, Histogram, TierCounters, TierStats
 from tiercel.store.gate import Gate
 from tiercel.store.journal import Journal
 from tiercel.store.lane_index import KEYS_MAX, Cell, LaneIndex, Room
@@ -57,6 +57,7 @@ class Lane:
             options.cap_bytes, protected, lambda key, stored: journal.note(key, tier.name, stored=stored)
         )
         self.counters = TierCounters()
+        self._read_took, self._write_took = Histogram(TRANSFER_BOUNDS_S), Histogram(TRANSFER_BOUNDS_S)
         self.speed = TierSpeed(options.read_workers)
         self.pending_writes = 0
         self.scanned = False
@@ -83,7 +84,14 @@ class Lane:
     def _writes(self, now_s: float) -> bool:
         return self.options.write is not WriteMode.OFF and now_s >= self._paused_until_s
 
-    def stats(self) -> TierStats:
+    def bar_locked(self, tag: bytes | None) -> dict[BlockKey, int]:
+        """A scope is cleared: find nothing of it until `end_purge`. Returns its records, with bytes."""
+        found = self.index.bar(tag)
+        self.counters.cleared_blocks += len(found)
+        return found
+
+    def stats(self, pending_reads: int = 0) -> TierStats:
+        """Figures of this moment; its counters are live objects."""
         self.counters.evicted_blocks = self.index.evicted_blocks
         return TierStats(
             name=self.name,
@@ -93,6 +101,9 @@ class Lane:
             pending_writes=self.pending_writes,
             breaker=self.gate.breaker.state(time.monotonic()).value,
             counters=self.counters,
+            pending_reads=pending_reads,
+            reads=self._read_took.copy(),
+            writes=self._write_took.copy(),
         )
 
     # Calls. None of this under the store's lock; each blocks for as long as the tier does.
@@ -117,7 +128,7 @@ class Lane:
         rotten: dict[BlockKey, int] = {}
         with self._lock:
             ended_s = time.monotonic()
-            self.counters.read_s += ended_s - started_s
+            self._read_took.observe(ended_s - started_s)
             self.speed.ended(read, sum(isinstance(found, Header) for found in verified), ended_s)
             for key, outcome, found in zip(keys, outcomes, verified, strict=True):
                 if isinstance(found, Header):
@@ -168,7 +179,7 @@ class Lane:
                     self.tier.write, [keys[index] for index in chosen], [records[index] for index in chosen]
                 )
                 with self._lock:
-                    self.counters.write_s += time.monotonic() - started_s
+                    self._write_took.observe(time.monotonic() - started_s)
                     unwanted = self._settle(keys, chosen, outcomes, sizes, room, gone, answers)
                 if unwanted:
                     self.delete(unwanted)

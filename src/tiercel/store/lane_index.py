@@ -116,6 +116,21 @@ class LaneIndex:
             known is not None and key in known and (not self._doubted or self._doubted.get(key, 0.0) <= now_s)
         )
 
+    def bytes_of(self, key: BlockKey) -> int | None:
+        """How large a record is, doubted ones too; None for one that is not listed."""
+        cell = self._cell_of(key)
+        return None if cell is None else cell.record_bytes
+
+    @property
+    def scope_count(self) -> int:
+        """How many scopes have records here."""
+        return len(self._known)
+
+    def scopes(self, limit: int) -> list[tuple[bytes, int, int]]:
+        """The tags of at most `limit` scopes, the latest used first, with their records and bytes."""
+        latest = self._shares.latest(limit)
+        return [(tag, len(self._known[tag]), held) for tag, held in latest if tag in self._known]
+
     def keys_of(self, tag: bytes | None) -> list[BlockKey]:
         """Every key of a scope, or of all scopes."""
         if tag is None:

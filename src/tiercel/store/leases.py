@@ -77,6 +77,7 @@ class ReadLease:
             self._base = store.ram.touch(chain.keys)
             self._fence = self._base - len(chain) - 1
             store.family.note(chain.keys)
+            store.scopes.note(chain)
             self._wanted = [_Wanted(source) for source in store.walk_locked(self._keys)]
             store.leases.add(self)
             found = len(chain) if backward else start + len(self._wanted)
@@ -246,6 +247,7 @@ class WriteLease:
         self._until_s = time.monotonic() + deadline_s
         self._out: list[tuple[int, Entry, memoryview]] = []
         self._cleared = False
+        self._waited = False
         self._stored = 0
         self._open = True
         with store.lock:
@@ -254,6 +256,7 @@ class WriteLease:
             # Room for the new blocks must not be made by evicting their own parents.
             store.touch_tiers_locked(chain.keys)
             store.family.note(chain.keys[max(0, start - 1) : stop])
+            store.scopes.note(chain)
             store.leases.add(self)
             self._admit_locked(sight)
 
@@ -350,8 +353,15 @@ class WriteLease:
                 if left_s <= 0 or not wait:
                     return None
                 store.give_up_locked()
-                store.lock.wait(min(left_s, _WAKE_S))
+                self._wait_for_slot_locked(min(left_s, _WAKE_S))
         return None
+
+    def _wait_for_slot_locked(self, longest_s: float) -> None:
+        counters, began_s = self._store.counters, time.monotonic()
+        self._store.lock.wait(longest_s)
+        counters.slot_wait_s += time.monotonic() - began_s
+        counters.slot_waits += not self._waited
+        self._waited = True
 
     def _there(self, index: int) -> bool:
         """Whether a block need not be stored, for it is there or on its way."""

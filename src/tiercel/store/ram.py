@@ -74,6 +74,15 @@ class Ram:
         """All entries, in no order."""
         return list(self._entries.values())
 
+    @property
+    def scope_count(self) -> int:
+        """How many scopes have blocks here."""
+        return len(self._shares)
+
+    def scopes(self, limit: int) -> list[tuple[bytes, int]]:
+        """The tags of at most `limit` scopes, the latest used first, each with its blocks."""
+        return self._shares.latest(limit)
+
     def touch(self, keys: Sequence[BlockKey]) -> int:
         """Date a chain as used now. Returns its base: block `d` of this use has the tick `base - d`."""
         self._now += len(keys) + 1

@@ -76,6 +76,7 @@ def drop(store: TieredStore, chain: Chain, deadline_s: float) -> int:
             if isinstance(lease, WriteLease):
                 lease.drop_locked(frozenset(doomed))
         store.unpin_locked(doomed)
+        store.count_dropped_locked(doomed)
         for key in reversed(doomed):
             entry = store.ram.get(key)
             if entry is not None:

@@ -15,16 +15,22 @@ from tiercel.blocks import TAG_BYTES, BlockKey, Chain
 from tiercel.blocks.record import HEADER_BYTES
 from tiercel.memory import Arena
 from tiercel.store import steering
+from tiercel.store.choosing import Chooser
 from tiercel.store.family import Family
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats
 from tiercel.store.journal import Events, Journal
 from tiercel.store.lane import Lane
+from tiercel.store.lane_index import LaneIndex
 from tiercel.store.leases import ReadLease, WriteLease
 from tiercel.store.movement import Traffic
 from tiercel.store.options import LaneOptions, WriteMode
-from tiercel.store.policy import Choice, Prompt, SecondSight, Sight, choose
+from tiercel.store.overview import Overview, Watch
+from tiercel.store.pins import Pins
+from tiercel.store.policy import Decision, Prompt, SecondSight, Sight
 from tiercel.store.ram import Entry, Ram, State
+from tiercel.store.reports import Reports
+from tiercel.store.scopes import Scopes
 from tiercel.store.sessions import Sessions
 from tiercel.store.workers import Workers
 from tiercel.tiers import Tier
@@ -34,8 +40,6 @@ _PREFETCH_QUEUE = 64
 _PINNED_SHARE = 0.5
 # On-evict tiers are written ahead of need once fewer than this share of the slots is free.
 _SPILL_AHEAD_SHARE = 1 / 8
-# A tier that was priced out is read once in a while, lest it stays so for ever.
-_TRY_AGAIN_S = 5.0
 # A tier that has work of its own to end gets this long for it, also when writing took the whole deadline.
 _TIER_CLOSE_S = 0.5
 
@@ -63,9 +67,11 @@ class TieredStore:
         self.ram = Ram(arena, self._spare_locked, self._journal)
         self.admission = admission
         self.family = Family()
+        self.scopes = Scopes()
+        self.reports = Reports()
+        self._watch = Watch(self)
         self.sessions = Sessions()
-        self._pins: dict[BlockKey, float] = {}
-        self._tried_s: dict[str, float] = {}
+        self._pins = Pins(int((arena.slots - arena.reserved) * _PINNED_SHARE))
         self._faults = FaultLog()
         self._traffic = [
             Traffic(
@@ -77,6 +83,7 @@ class TieredStore:
             )
             for number, (tier, options) in enumerate(tiers)
         ]
+        self._chooser = Chooser(self._traffic, self.counters, self._read_for_nobody_locked)
         self._prefetches: set[Future[int]] = set()
         self._prefetchers = Workers("prefetch", 1, _PREFETCH_QUEUE)
         for traffic in self._traffic:
@@ -109,7 +116,7 @@ class TieredStore:
             self.counters.looked_up += len(keys)
             self.counters.hit += len(sources)
             self._touch_locked(chain.keys[: start + len(sources)])
-            choice = self._choose_locked(prompt, keys, sources, start) if prompt and sources else None
+            choice = self._chooser.choose_locked(prompt, keys, sources, start) if prompt and sources else None
         return Hit(tuple(sources), choice)
 
     def acquire(
@@ -145,17 +152,8 @@ class TieredStore:
 
         Only cached blocks are pinned, and together at most half of RAM: a pin always ends by itself.
         """
-        until_s = time.monotonic() + ttl_s
         with self.lock:
-            self._expire_pins_locked()
-            room = int((self.arena.slots - self.arena.reserved) * _PINNED_SHARE)
-            pinned = 0
-            for key in chain.keys[: len(self.walk_locked(chain.keys))]:
-                if key not in self._pins and len(self._pins) >= room:
-                    break
-                self._pins[key] = max(until_s, self._pins.get(key, 0.0))
-                pinned += 1
-        return pinned
+            return self._pins.add(chain.keys[: len(self.walk_locked(chain.keys))], ttl_s)
 
     def unpin(self, chain: Chain) -> None:
         """End the pins of a prefix now."""
@@ -212,10 +210,9 @@ class TieredStore:
             in_ram = [entry for entry in self.ram.entries() if tag is None or entry.key.startswith(tag)]
             for entry in in_ram:
                 self.ram.remove(entry)
-            self._pins = {
-                key: pinned_s for key, pinned_s in self._pins.items() if tag and not key.startswith(tag)
-            }
-            doomed = [traffic.lane.index.bar(tag) for traffic in self._traffic]
+            self.counters.ram_cleared += len(in_ram)
+            self._pins.clear(tag)
+            doomed = [traffic.lane.bar_locked(tag) for traffic in self._traffic]
             gone = {entry.key for entry in in_ram}.union(*doomed)
             self.lock.notify_all()
         purges = [traffic.purge(tag, found) for traffic, found in zip(self._traffic, doomed, strict=True)]
@@ -233,10 +230,26 @@ class TieredStore:
         with self.lock:
             return self._journal.since(after, tag)
 
+    def report(self, decision: Decision) -> Decision:
+        """Count what became of a request. Never fails; returns the decision as it is kept."""
+        return self.reports.add(decision)
+
+    def decisions(self, limit: int = 256) -> list[Decision]:
+        """What requests reported, the latest first."""
+        return self.reports.latest(limit)
+
+    def overview(self, limit: int = 64) -> Overview:
+        """Figures with whose blocks lie where, shared prefixes, faults, decisions: `limit` of each."""
+        return self._watch.overview(limit)
+
+    def chain_of(self, prefix: str) -> Chain | None:
+        """The chain that ends with a prefix of a recent overview, for steering it."""
+        return self._watch.chain_of(prefix)
+
     def stats(self) -> StoreStats:
-        """Figures of this moment; the counters in it are live objects."""
+        """Figures of this moment; its counters are live objects."""
+        requests, faults = self.reports.totals(), self._faults.latest()
         with self.lock:
-            self._expire_pins_locked()
             return StoreStats(
                 slots=self.arena.slots,
                 slot_bytes=self.arena.slot_bytes,
@@ -244,9 +257,12 @@ class TieredStore:
                 ram_blocks=len(self.ram),
                 ram_evictions=self.ram.evictions,
                 leases=len(self.leases),
-                pins=len(self._pins),
+                pins=self._pins.count(),
                 counters=self.counters,
-                tiers=tuple(traffic.lane.stats() for traffic in self._traffic),
+                tiers=tuple(traffic.lane.stats(traffic.queued_reads) for traffic in self._traffic),
+                reserved=self.arena.reserved,
+                requests=requests,
+                faults=faults,
             )
 
     def scanned(self, deadline_s: float) -> bool:
@@ -333,6 +349,17 @@ class TieredStore:
         """Whether any tier has a block."""
         return any(traffic.lane.has(key) for traffic in self._traffic)
 
+    def indexes(self) -> list[tuple[LaneIndex, str]]:
+        """What each tier holds, and its name."""
+        return [(traffic.lane.index, traffic.lane.name) for traffic in self._traffic]
+
+    def count_dropped_locked(self, keys: Sequence[BlockKey]) -> None:
+        """These blocks are about to be forgotten, wherever they are."""
+        self.counters.ram_dropped += sum(self.ram.get(key) is not None for key in keys)
+        for traffic in self._traffic:
+            lane = traffic.lane
+            lane.counters.dropped_blocks += sum(lane.index.bytes_of(key) is not None for key in keys)
+
     def forget_in_tiers(self, keys: Sequence[BlockKey]) -> list[threading.Event]:
         """Delete records everywhere, in the background. Each is set when its tier is done."""
         return [traffic.forget(keys) for traffic in self._traffic]
@@ -366,6 +393,7 @@ class TieredStore:
             return None
         entry = self.ram.insert(key, slot, State.LOADING, tick, staged=staged)
         if traffic.load_locked(entry):
+            self.counters.staged += staged
             return entry
         self.ram.remove(entry)
         self.ram.release(entry)
@@ -415,32 +443,8 @@ class TieredStore:
         found = [traffic.probe(keys, until_s - time.monotonic()) for traffic in self._traffic]
         return max(found, default=0) > 0
 
-    def _choose_locked(
-        self, prompt: Prompt, keys: Sequence[BlockKey], sources: Sequence[str], start: int
-    ) -> Choice:
-        now_s = time.monotonic()
-        tiers = {traffic.lane.name: traffic for traffic in self._traffic}
-
-        def seconds(source: str, blocks: int) -> float:
-            if source == RAM:
-                return 0.0
-            traffic = tiers[source]
-            return traffic.lane.speed.seconds(blocks, traffic.queued_reads, now_s)
-
-        choice = choose(prompt, sources, start, seconds)
-        if choice.blocks < len(sources):
-            self.counters.priced_out += len(sources) - choice.blocks
-            self._try_again_locked(tiers[sources[choice.blocks]], keys[choice.blocks], now_s)
-        return choice
-
-    def _try_again_locked(self, traffic: Traffic, key: BlockKey, now_s: float) -> None:
-        """Read one block of a tier that was too slow to be used, for nobody: it may be better by now."""
-        speed = traffic.lane.speed
-        if now_s - max(speed.observed_at_s, self._tried_s.get(traffic.lane.name, 0.0)) < _TRY_AGAIN_S:
-            return
-        self._tried_s[traffic.lane.name] = now_s
-        if self.ram.get(key) is None and self.load_locked(key, traffic, tick=0, fence=0) is not None:
-            self.counters.probes += 1
+    def _read_for_nobody_locked(self, key: BlockKey, traffic: Traffic) -> bool:
+        return self.ram.get(key) is None and self.load_locked(key, traffic, tick=0, fence=0) is not None
 
     def _in_ram_locked(self, keys: Sequence[BlockKey]) -> int:
         for count, key in enumerate(keys):
@@ -474,13 +478,11 @@ class TieredStore:
 
     def unpin_locked(self, keys: Sequence[BlockKey]) -> None:
         """End the pins of some blocks."""
-        for key in keys:
-            self._pins.pop(key, None)
+        self._pins.end(keys)
 
     def pinned_locked(self, key: BlockKey) -> bool:
         """Whether a block is kept from eviction."""
-        until_s = self._pins.get(key)
-        return until_s is not None and time.monotonic() < until_s
+        return key in self._pins
 
     def _protected_locked(self, key: BlockKey) -> bool:
         """Whether a tier must keep a block: somebody pinned it, or is about to load it."""
@@ -490,7 +492,3 @@ class TieredStore:
             or self.pinned_locked(key)
             or (loading is not None and loading.state is State.LOADING)
         )
-
-    def _expire_pins_locked(self) -> None:
-        now_s = time.monotonic()
-        self._pins = {key: until_s for key, until_s in self._pins.items() if now_s < until_s}

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from tiercel.config import ServeConfig
 from tiercel.engines.transformers import Delta, Event, Request, Result, Timing
 from tiercel.errors import RequestError
 from tiercel.store import Hit, StoreCounters, StoreStats
-from tiercel.store.policy import Decision, DecisionLog
+from tiercel.store.policy import Decision
+from tiercel.store.reports import Reports
 from tiercel.web.api.app import make_app
 from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded, ModelFacts
@@ -46,7 +47,7 @@ class StubEngine:
     fault: Exception | None = None
     requests: list[Request] = field(default_factory=list)
     closed: int = 0
-    decisions: DecisionLog = field(default_factory=DecisionLog)
+    store: StubStore = field(default_factory=lambda: StubStore())
 
     def chain(self, tokens: Sequence[int], salt: str | None = None) -> Chain:
         return KeyScope(Identity("stub", "1", "bf16", b"g", "layout/1", self.block_tokens), salt=salt).chain(
@@ -76,7 +77,8 @@ class StubEngine:
                     self.go.wait(10)
                     if self.fault is not None:
                         raise self.fault
-                decision = self.decisions.add(self.explain(request.tokens), 1.0) if at == 0 else None
+                told = replace(self.explain(request.tokens), reused_tokens={"ram": 4})
+                decision = self.store.report(told) if at == 0 else None
                 yield Delta(7, "word ", "length" if at + 1 == count else None, 4, decision)
             yield Result(
                 (7,) * count, "word " * count, "length", len(request.tokens), 4, 0,
@@ -91,6 +93,13 @@ class StubStore:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
+        self.reports = Reports()
+
+    def report(self, decision: Decision) -> Decision:
+        return self.reports.add(decision)
+
+    def decisions(self, limit: int = 256) -> list[Decision]:
+        return self.reports.latest(limit)
 
     def lookup(self, chain: Chain, deadline_s: float = 0.05) -> Hit:
         return Hit(("ram",) * len(chain))
@@ -119,7 +128,7 @@ class StubStore:
     def stats(self) -> StoreStats:
         return StoreStats(
             slots=2, slot_bytes=1, slots_free=1, ram_blocks=1, ram_evictions=0, leases=0, pins=0,
-            counters=StoreCounters(), tiers=(),
+            counters=StoreCounters(), tiers=(), requests=self.reports.totals(),
         )  # fmt: skip
 
     def flush(self, deadline_s: float = 30.0) -> bool:
@@ -154,7 +163,7 @@ def make_stub() -> Iterator[Callable[..., Stub]]:
             "name": NAME, "fingerprint": "fp_0", "context_tokens": CONTEXT, "vocab_tokens": VOCAB,
             "has_tokenizer": True, "chats": True, "running_on": "nothing",
         }  # fmt: skip
-        store = StubStore()
+        store = engine.store
         service = Service(Loaded(engine, store, ModelFacts(**told | facts)), limits or ServeConfig())
         client = TestClient(make_app(service, api_key), raise_server_exceptions=False)
         clients.append(client.__enter__())

@@ -123,7 +123,7 @@ def test_a_fault_of_the_engine_is_a_500_and_the_next_request_is_served(
     assert error_of(response)["type"] == "server_error"
     assert SECRET not in response.text + caplog.text
     assert "RuntimeError at" in caplog.text, "the log says what happened and where"
-    assert figure(stub, "tiercel_internal_faults_total") == 1
+    assert figure(stub, "tiercel_http_internal_faults_total") == 1
     stub.engine.fault = None
     assert stub.post(HELLO).status_code == 200
     assert stub.client.get("/health").json() == {"status": "ok", "model": NAME, "waiting": 0, "running": 0}
@@ -146,7 +146,7 @@ def test_a_request_the_engine_refuses_is_a_400(make_stub: Callable[..., Stub]) -
     response = stub.post(HELLO)
     assert response.status_code == 400
     assert error_of(response)["message"] == "too odd"
-    assert figure(stub, "tiercel_internal_faults_total") == 0
+    assert figure(stub, "tiercel_http_internal_faults_total") == 0
 
 
 def test_a_fault_outside_the_engine_is_a_500_too(
@@ -157,7 +157,7 @@ def test_a_fault_outside_the_engine_is_a_500_too(
     response = stub.post(HELLO)
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"
-    assert figure(stub, "tiercel_internal_faults_total") == 1
+    assert figure(stub, "tiercel_http_internal_faults_total") == 1
     assert figure(stub, 'tiercel_http_requests_total{endpoint="/v1/chat/completions",status="500"}') == 1
     assert stub.post({"prompt": "a"}, PLAIN).status_code == 200, "the place in the queue was given back"
     assert stub.service.queue.depth == (0, 0)
@@ -174,7 +174,7 @@ def test_the_deadline_ends_running_and_waiting_requests(make_stub: Callable[...,
         thread.join(20)
     assert [one.status_code for one in answers] == [504, 504]
     assert {error_of(one)["code"] for one in answers} == {"deadline_exceeded"}
-    assert figure(stub, 'tiercel_cut_requests_total{reason="deadline"}') == 2
+    assert figure(stub, 'tiercel_http_cut_requests_total{reason="deadline"}') == 2
     stub.engine.go.set()
     until(lambda: stub.service.queue.depth == (0, 0))
     assert stub.engine.closed == len(stub.engine.requests) == 1, "the waiting one never reached the engine"
@@ -262,9 +262,9 @@ def test_a_stream_has_the_parts_that_clients_expect(make_stub: Callable[..., Stu
 def test_figures_follow_prometheus_conventions(make_stub: Callable[..., Stub]) -> None:
     stub = make_stub()
     assert stub.post(HELLO).status_code == 200
-    until(lambda: figure(stub, "tiercel_generated_tokens_total") == 2)
-    assert figure(stub, 'tiercel_reused_tokens_total{source="ram"}') == 4
-    assert figure(stub, 'tiercel_time_to_first_token_seconds_count{source="ram"}') == 1
+    until(lambda: figure(stub, "tiercel_http_generated_tokens_total") == 2)
+    assert figure(stub, 'tiercel_reused_tokens_total{place="ram"}') == 4
+    assert figure(stub, 'tiercel_http_time_to_first_token_seconds_count{place="ram"}') == 1
     assert figure(stub, "tiercel_store_slots") == 2
     stub.client.get("/made/up/path")
     text = stub.client.get("/metrics").text

@@ -194,12 +194,12 @@ def test_a_client_that_leaves_ends_its_answer_and_leaves_no_lease(
             # No timing is asserted: the answer takes minutes, the client has none.
             with pytest.raises(httpx.ReadTimeout):
                 browser.post(f"{server.url}/v1/completions", json=body, timeout=2)
-    name = 'tiercel_cut_requests_total{reason="disconnect"}'
+    name = 'tiercel_http_cut_requests_total{reason="disconnect"}'
     until(lambda: server.figures()[name] == before[name] + 1)
     until(lambda: server.health()["running"] == 0)
     after = server.figures()
     assert after["tiercel_store_leases"] == 0
-    assert after["tiercel_generated_tokens_total"] == before["tiercel_generated_tokens_total"]
+    assert after["tiercel_http_generated_tokens_total"] == before["tiercel_http_generated_tokens_total"]
 
 
 def test_no_prompt_and_no_answer_is_in_the_log(server: ServerProcess, client: openai.OpenAI) -> None:
@@ -231,8 +231,8 @@ def test_sigterm_writes_down_and_a_restart_resumes_from_disk(model_dir: Path, tm
         warm = chat(client, messages)
         assert cached(warm) == cold.usage.prompt_tokens // BLOCK * BLOCK > 0
         assert warm.choices[0].message.content == cold.choices[0].message.content
-        until(lambda: 'tiercel_reused_tokens_total{source="disk"}' in server.figures())
-        assert server.figures()['tiercel_reused_tokens_total{source="disk"}'] == cached(warm)
+        until(lambda: 'tiercel_reused_tokens_total{place="disk"}' in server.figures())
+        assert server.figures()['tiercel_reused_tokens_total{place="disk"}'] == cached(warm)
         assert server.end() == 0
     assert "no authentication" in (tmp_path / "log2").read_text()
     assert "no authentication" not in (tmp_path / "log1").read_text()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from jinja2 import TemplateError
 
 from tiercel.blocks import Chain
 from tiercel.engines.device import wait_for_device
+from tiercel.engines.transformers.account import Account
 from tiercel.engines.transformers.identity import model_identity
 from tiercel.engines.transformers.kv_cache import KVCache
 from tiercel.engines.transformers.layout import BlockLayout
@@ -42,7 +44,7 @@ from tiercel.engines.transformers.sampling import Sampler
 from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
 from tiercel.store import Choice, PrefillEstimator, Sight
-from tiercel.store.policy import Decision, DecisionLog, Hints, fell_short, why
+from tiercel.store.policy import Decision, Hints, Outcome
 
 if TYPE_CHECKING:
     from tiercel.store import TieredStore
@@ -109,7 +111,6 @@ class TransformersEngine:
         self._adapter, self._load_deadline_s = adapter, load_deadline_s
         self._idle_cache: KVCache | None = None
         self.cost = PrefillEstimator()
-        self.decisions = DecisionLog()
         self._load_always = load_always
         if store is not None:
             self.attach(store)
@@ -168,9 +169,11 @@ class TransformersEngine:
         """Prefill `tokens` and return the last token's logits, storing its full blocks if asked to."""
         self._check_tokens(tokens, room=0)
         chain = self.chain(tokens, salt) if use_cache else None
-        cache = self._take_cache(len(tokens))
+        cache, account = self._take_cache(len(tokens)), self._account(tokens, chain)
         try:
-            prefilled = self._prefill(tokens, chain, cache)
+            with self._accounted(account, cache):
+                prefilled = self._prefill(tokens, chain, cache, account)
+            prefilled = replace(prefilled, decision=self._report(prefilled.decision))
             if store_blocks:
                 blocks = len(tokens) // self.block_tokens
                 # Asked for by name, not by traffic: there need not be a second time.
@@ -187,8 +190,10 @@ class TransformersEngine:
         Counts as a use of what it finds.
         """
         self._check_tokens(tokens, room=0)
-        found = self._find(tokens, self.chain(tokens, salt), _NO_HINTS)
-        return self._decision(tokens, found, self._reason(tokens, found, _NO_HINTS))
+        chain = self.chain(tokens, salt)
+        account = self._account(tokens, chain)
+        account.found = self._find(tokens, chain, _NO_HINTS)
+        return account.looked()
 
     def _find(self, tokens: Sequence[int], chain: Chain | None, hints: Hints) -> Found | None:
         # The last token is always computed, for its logits.
@@ -203,80 +208,74 @@ class TransformersEngine:
         tokens: Sequence[int],
         chain: Chain | None,
         cache: KVCache,
+        account: Account,
         stop: Callable[[], bool] = _never,
         hints: Hints = _NO_HINTS,
     ) -> Prefill:
-        found, restored = self._find(tokens, chain, hints), Restored()
+        account.found = found = self._find(tokens, chain, hints)
         if self.prefix is not None and found is not None:
-            restored = self.prefix.restore(found, cache)
-        loaded = dict(restored.sources)
+            account.restored = self.prefix.restore(found, cache)
+            account.loaded = Counter(account.restored.sources)
         started = time.perf_counter()
-        met = 0
         if found is not None and found.meet:
-            met = self._meet(tokens, found, restored, cache, stop)
+            self._meet(tokens, found, account, cache, stop)
         context = cache.length
         logits = self._run_blocks(tokens[context:], cache, stop)
         wait_for_device(self.model.device)
-        prefill_s = time.perf_counter() - started
+        account.prefill_s = time.perf_counter() - started
+        reused = account.reused_blocks * self.block_tokens
+        account.computed_tokens = len(tokens) - reused
+        account.cost = self.cost.cost() if reused else None
         if found is None or not found.meet:
-            self.cost.observe(len(tokens) - context, context, prefill_s)
-        reused = (restored.blocks + met) * self.block_tokens
-        lookup_s = found.lookup_s if found is not None else 0.0
-        reason = self._reason(tokens, found, hints, chain is not None)
-        if found is not None:
-            reason += fell_short(found.load, restored.blocks, met if found.meet else None)
-        decision = replace(
-            self._decision(tokens, found, reason),
-            done=True,
-            loaded=loaded,
-            met=dict(restored.sources - Counter(loaded)),
-            computed_tokens=len(tokens) - reused,
-            load_s=restored.load_s,
-            prefill_s=prefill_s,
-        )
-        decision = self.decisions.add(decision, time.time())
-        return Prefill(logits, restored, reused, lookup_s, prefill_s, decision)
+            self.cost.observe(len(tokens) - context, context, account.prefill_s)
+        decision = account.done("answered")
+        return Prefill(logits, account.restored, reused, decision.lookup_s, account.prefill_s, decision)
 
-    def _decision(self, tokens: Sequence[int], found: Found | None, reason: str) -> Decision:
-        return Decision(
-            prompt_tokens=len(tokens),
-            block_tokens=self.block_tokens,
-            reason=reason,
-            found=Counter(found.sources) if found is not None else {},
-            choice=found.choice if found is not None else None,
-            lookup_s=found.lookup_s if found is not None else 0.0,
-        )
-
-    def _reason(
-        self, tokens: Sequence[int], found: Found | None, hints: Hints, use_cache: bool = True
-    ) -> str:
+    def _account(self, tokens: Sequence[int], chain: Chain | None, hints: Hints = _NO_HINTS) -> Account:
+        unasked = None
         if self.prefix is None:
-            return "all is computed: there is no store"
-        if not use_cache or not hints.load:
-            return "all is computed: the request asks to load nothing"
-        if found is None:
-            return f"all is computed: no full block of {self.block_tokens} tokens lies before the last token"
-        if not found.sources:
-            return "all is computed: nothing of it is stored"
-        return why(Counter(found.sources), found.load, found.meet, found.choice)
+            unasked = "all is computed: there is no store"
+        elif chain is None or not hints.load:
+            unasked = "all is computed: the request asks to load nothing"
+        return Account(len(tokens), self.block_tokens, unasked)
+
+    @contextmanager
+    def _accounted(self, account: Account, cache: KVCache) -> Iterator[None]:
+        """Report a prompt that gets no first token."""
+        outcome: Outcome = "failed"
+        try:
+            yield
+            outcome = "answered"
+        except _Stopped:
+            outcome = "cancelled"
+            raise
+        finally:
+            if outcome != "answered":
+                account.computed_tokens = max(0, cache.length - account.restored.blocks * self.block_tokens)
+                self._report(account.done(outcome))
+
+    def _report(self, decision: Decision) -> Decision:
+        return decision if self.prefix is None else self.prefix.report(decision)
 
     def _meet(
         self,
         tokens: Sequence[int],
         found: Found,
-        restored: Restored,
+        account: Account,
         cache: KVCache,
         stop: Callable[[], bool],
-    ) -> int:
-        """Compute what was found and not restored, while it is loaded from its end. Returns blocks loaded."""
+    ) -> None:
+        """Compute what was found and not restored, while it is loaded from its end."""
         assert self.prefix is not None
-        size, cost = self.block_tokens, self.cost.cost()
+        size, cost, restored = self.block_tokens, self.cost.cost(), account.restored
         assert cost is not None
         cache.reserve(len(found.chain) * size)
         meeting = self.prefix.meeting(found, restored.blocks, cache, self.model.device)
         with meeting.running():
             for index in range(restored.blocks, len(found.chain)):
-                if not meeting.claim(index, cost.seconds(size, index * size)):
+                with account.waiting():
+                    claimed = meeting.claim(index, cost.seconds(size, index * size))
+                if not claimed:
                     break
                 self._run_blocks(tokens[index * size : (index + 1) * size], cache, stop)
         loaded = len(found.chain) - max(meeting.loaded_from, cache.length // size)
@@ -284,7 +283,6 @@ class TransformersEngine:
             cache.cover(len(found.chain) * size)
             restored.sources.update(meeting.sources)
         self.prefix.faults += meeting.failed
-        return loaded
 
     def _run_blocks(
         self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
@@ -332,13 +330,17 @@ class TransformersEngine:
         sampler = Sampler(request, self.model.device)
         stored = 0
         keep = chain if request.hints.store else None
-        sight = Sight.SURE if request.hints.pin_s or request.hints.sure else Sight.NEW
+        sight = request.hints.sight()
         try:
             started = time.perf_counter()
-            prefilled = self._prefill(request.tokens, chain, cache, stop, request.hints)
-            answer.reused_tokens = prefilled.reused_tokens
-            delta = replace(answer.add(sampler.pick(prefilled.logits)), decision=prefilled.decision)
+            account = self._account(request.tokens, chain, request.hints)
+            with self._accounted(account, cache):
+                prefilled = self._prefill(request.tokens, chain, cache, account, stop, request.hints)
+                answer.reused_tokens = prefilled.reused_tokens
+                delta = answer.add(sampler.pick(prefilled.logits))
             first_token = time.perf_counter()
+            decision = self._report(replace(prefilled.decision, ttft_s=first_token - started))
+            delta = replace(delta, decision=decision)
             try:
                 yield delta
             finally:  # also when the client has gone: the prefill is paid for
@@ -368,7 +370,7 @@ class TransformersEngine:
                 reused_tokens=prefilled.reused_tokens,
                 stored_blocks=stored,
                 sources=dict(prefilled.restored.sources),
-                decision=prefilled.decision,
+                decision=decision,
                 timing=Timing(
                     ttft_s=first_token - started,
                     lookup_s=prefilled.lookup_s,
@@ -389,7 +391,8 @@ class TransformersEngine:
         blocks = len(request.tokens) // self.block_tokens
         if self.prefix is None or chain is None or (held := self.prefix.stored_blocks(chain)) >= blocks:
             return 0
-        return self._save(chain, cache, held, blocks, _ROOM_DEADLINE_S, sight=Sight.AGAIN)
+        sight = request.hints.sight(Sight.AGAIN)
+        return self._save(chain, cache, held, blocks, _ROOM_DEADLINE_S, sight=sight)
 
     def _pin(self, request: Request, tokens: Sequence[int]) -> None:
         """Keep what is stored of these tokens, if the request asks for it."""
@@ -411,7 +414,7 @@ class TransformersEngine:
         cache.truncate(first * self.block_tokens)
         self._run_blocks(tokens[first * self.block_tokens : last * self.block_tokens], cache)
         # The work is done, and its prompt was worth keeping.
-        return self._save(chain, cache, first, last, _ROOM_DEADLINE_S, sight=Sight.SURE)
+        return self._save(chain, cache, first, last, _ROOM_DEADLINE_S, sight=request.hints.sight(Sight.SURE))
 
     # --- checks and bookkeeping ---
 

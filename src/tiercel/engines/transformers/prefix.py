@@ -19,7 +19,7 @@ import torch
 from tiercel.blocks import Chain, Identity, Scope
 from tiercel.engines.transformers.kv_cache import KVCache
 from tiercel.engines.transformers.meeting import STORE_FAULTS, Meeting
-from tiercel.store import RAM, Choice, Hit, PrefillCost, Prompt, Sight
+from tiercel.store import RAM, Choice, Decision, Hit, PrefillCost, Prompt, Sight
 
 if TYPE_CHECKING:
     from tiercel.store import Store
@@ -155,6 +155,14 @@ class PrefixStore:
     def stored_blocks(self, chain: Chain) -> int:
         """How long a prefix of `chain` is stored. Answers from memory."""
         return self._count(lambda: self._store.lookup(chain, deadline_s=0.0).blocks)
+
+    def report(self, decision: Decision) -> Decision:
+        """Tell the store what became of a request; returns the decision as it is kept."""
+        try:
+            return self._store.report(decision)
+        except STORE_FAULTS:
+            self.faults += 1
+            return decision
 
     # Steering: of no effect where the store cannot serve.
 

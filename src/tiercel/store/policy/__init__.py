@@ -2,18 +2,35 @@
 
 from tiercel.store.policy.admission import SecondSight, Sight
 from tiercel.store.policy.choose import Choice, Prompt, choose
-from tiercel.store.policy.decision import Decision, DecisionLog, as_json, fell_short, why
+from tiercel.store.policy.decision import (
+    ACTIONS,
+    ENGINE,
+    OUTCOMES,
+    Action,
+    Decision,
+    DecisionLog,
+    Outcome,
+    action_of,
+    as_json,
+    fell_short,
+    why,
+)
 from tiercel.store.policy.endurance import WriteBudget
 from tiercel.store.policy.hints import HintError, Hints, parse_hints, parse_session, parse_ttl
 from tiercel.store.policy.prefill import PrefillCost, PrefillEstimator
 from tiercel.store.policy.speed import TierSpeed
 
 __all__ = [
+    "ACTIONS",
+    "ENGINE",
+    "OUTCOMES",
+    "Action",
     "Choice",
     "Decision",
     "DecisionLog",
     "HintError",
     "Hints",
+    "Outcome",
     "PrefillCost",
     "PrefillEstimator",
     "Prompt",
@@ -21,6 +38,7 @@ __all__ = [
     "Sight",
     "TierSpeed",
     "WriteBudget",
+    "action_of",
     "as_json",
     "choose",
     "fell_short",

@@ -1,6 +1,6 @@
-"""What was decided for one prompt, and why: places, counts and times, and a sentence for people.
+"""What was decided for one prompt, why, and what came of it: places, counts, times, a sentence for people.
 
-Never a token, a text, a key, a salt or a session. The log of an engine keeps the latest few hundred.
+Never a token, a text, a key, a salt or a session. A store keeps the latest few hundred.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tiercel.store.policy.choose import Choice
 
 _KEPT = 256
+# The place of what an engine had in its own memory, without asking a store.
+ENGINE = "engine"
+
+Action = Literal["load", "recompute", "split", "miss"]
+Outcome = Literal["answered", "cancelled", "failed"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +28,16 @@ class Decision:
     """One prompt. Blocks are counted by the place they lay in (`ram`, `disk`); times are seconds by clock.
 
     `found` is the longest stored prefix; `loaded` of it came before anything was computed, `met` while the
-    blocks before them were; `computed_tokens` were computed. `choice` is what was expected, None where there
-    was nothing to compare. `done` False: only looked at, so nothing of it has happened.
+    blocks before them were; `computed_tokens` were computed, `reused_tokens` by place were not (`engine`:
+    what the engine had itself). `choice` is what was expected, None where there was nothing to compare.
+
+    `action`: all of what was found beyond the engine's own was loaded (`load`), a part (`split`), nothing
+    (`recompute`), or there was none (`miss`). `outcome`: `answered` has its first token, after `ttft_s` from
+    when the `engine` took the request up; None where it was not measured. `saved_s` is what computing the
+    blocks that the store gave was expected to take, by the engine's own measurements; None where it had none.
+    `spent_s` is how long the request waited for the store: lookup and load.
+
+    `done` False: only looked at, so nothing of it has happened.
     """
 
     prompt_tokens: int
@@ -31,18 +46,25 @@ class Decision:
     found: Mapping[str, int] = field(default_factory=dict)
     loaded: Mapping[str, int] = field(default_factory=dict)
     met: Mapping[str, int] = field(default_factory=dict)
+    reused_tokens: Mapping[str, int] = field(default_factory=dict)
     computed_tokens: int = 0
     choice: Choice | None = None
     lookup_s: float = 0.0
     load_s: float = 0.0
     prefill_s: float = 0.0
+    action: Action = "miss"
+    outcome: Outcome = "answered"
+    engine: str = ""
+    ttft_s: float | None = None
+    saved_s: float | None = None
+    spent_s: float = 0.0
     done: bool = False
     number: int = 0
     at_s: float = 0.0
 
 
 class DecisionLog:
-    """The latest decisions of one engine. Thread-safe."""
+    """The latest decisions that a store was told of. Thread-safe."""
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._lock = threading.Lock()
@@ -63,6 +85,15 @@ class DecisionLog:
             return list(self._kept)[::-1][:limit]
 
 
+def action_of(found_blocks: int, reused_blocks: int) -> Action:
+    """What was done with the blocks that a store had."""
+    if found_blocks <= 0:
+        return "miss"
+    if reused_blocks <= 0:
+        return "recompute"
+    return "load" if reused_blocks >= found_blocks else "split"
+
+
 def as_json(decision: Decision) -> dict[str, Any]:
     """A decision for people's programs: plain values, times in seconds."""
     choice = decision.choice
@@ -71,17 +102,28 @@ def as_json(decision: Decision) -> dict[str, Any]:
         "load_all_s": choice.all_s, "meet_from_block": choice.meet_from, "meet_s": choice.meet_s,
         "compute_all_s": choice.recompute_s,
     }  # fmt: skip
-    took = {"lookup_s": decision.lookup_s, "load_s": decision.load_s, "prefill_s": decision.prefill_s}
+    took = {
+        "lookup_s": decision.lookup_s, "load_s": decision.load_s, "prefill_s": decision.prefill_s,
+        "ttft_s": decision.ttft_s,
+    }  # fmt: skip
     shown = {
-        "number": decision.number, "at_s": decision.at_s, "prompt_tokens": decision.prompt_tokens,
+        "number": decision.number, "at_s": decision.at_s, "engine": decision.engine,
+        "outcome": decision.outcome, "action": decision.action, "prompt_tokens": decision.prompt_tokens,
         "block_tokens": decision.block_tokens, "found": dict(decision.found), "expected": expected,
         "loaded": dict(decision.loaded), "met": dict(decision.met),
-        "computed_tokens": decision.computed_tokens, "took": took, "reason": decision.reason,
+        "reused_tokens": dict(decision.reused_tokens), "computed_tokens": decision.computed_tokens,
+        "took": took, "saved_s": decision.saved_s, "spent_s": decision.spent_s, "reason": decision.reason,
     }  # fmt: skip
     if not decision.done:
-        for name in ("number", "at_s", "loaded", "met", "computed_tokens", "took"):
+        for name in _OF_DONE:
             del shown[name]
     return shown
+
+
+_OF_DONE = (
+    "number", "at_s", "outcome", "action", "loaded", "met", "reused_tokens", "computed_tokens", "took",
+    "saved_s", "spent_s",
+)  # fmt: skip
 
 
 def why(found: Mapping[str, int], first: int, meet: bool, choice: Choice | None) -> str:

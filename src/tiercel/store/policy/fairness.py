@@ -33,6 +33,10 @@ class Shares:
         """What a scope holds."""
         return self._held.get(tag, 0)
 
+    def latest(self, limit: int) -> list[tuple[bytes, int]]:
+        """At most `limit` scopes with what they hold, the latest used first."""
+        return list(islice(reversed(self._held.items()), limit))
+
     def add(self, tag: bytes, amount: int) -> None:
         """A scope holds so much more, or less."""
         self._held[tag] = self.held(tag) + amount

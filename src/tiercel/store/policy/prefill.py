@@ -47,6 +47,10 @@ class PrefillCost:
             return 0.0
         return self.fixed_s + tokens * (self.token_s + self.pair_s * (context + tokens / 2))
 
+    def saved(self, tokens: int, context: int = 0) -> float:
+        """Expected time that a longer prefill takes less for these `tokens` after `context` being there."""
+        return max(0.0, self.seconds(tokens, context) - self.fixed_s)
+
 
 class PrefillEstimator:
     """Learns a `PrefillCost`. Thread-safe; `observe` is cheap, the fit is made when it is asked for."""

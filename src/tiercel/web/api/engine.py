@@ -15,7 +15,7 @@ from tiercel.blocks import Chain
 from tiercel.config import Config
 from tiercel.engines.transformers import Event, Request, open_engine
 from tiercel.store import Hit, StoreStats
-from tiercel.store.policy import Decision, DecisionLog
+from tiercel.store.policy import Decision
 
 
 class Engine(Protocol):
@@ -23,9 +23,6 @@ class Engine(Protocol):
 
     @property
     def block_tokens(self) -> int: ...
-
-    @property
-    def decisions(self) -> DecisionLog: ...
 
     def chain(self, tokens: Sequence[int], salt: str | None = None) -> Chain | None: ...
 
@@ -42,6 +39,8 @@ class Store(Protocol):
     """What the server asks of a store: figures, steering, to write down and close within a deadline."""
 
     def stats(self) -> StoreStats: ...
+
+    def decisions(self, limit: int = 256) -> list[Decision]: ...
 
     def lookup(self, chain: Chain, deadline_s: float = 0.05) -> Hit: ...
 

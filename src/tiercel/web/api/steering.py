@@ -63,7 +63,7 @@ class Steering:
         given = request.query_params.get("limit", str(_DECISIONS_SHOWN))
         if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= _DECISIONS_MAX):
             raise bad(f"limit is {show(given)}; accepted is 1 to {_DECISIONS_MAX}", "limit")
-        kept = self._service.loaded.engine.decisions.latest(int(given))
+        kept = self._service.loaded.store.decisions(int(given))
         body = msgspec.json.encode({"object": "list", "data": [as_json(one) for one in kept]})
         return Response(body, media_type="application/json")
 

@@ -1,0 +1,62 @@
+"""Load or compute, asked of a store's own lanes: how fast each is, and whether a slow one is better by now.
+
+The rule itself is `policy.choose`; this brings it the figures. Never waits.
+
+Locking: called under the store's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from tiercel.blocks import BlockKey
+from tiercel.store.figures import RAM, StoreCounters
+from tiercel.store.movement import Traffic
+from tiercel.store.policy import Choice, Prompt, choose
+
+# A tier that was priced out is read once in a while, lest it stays so for ever.
+_TRY_AGAIN_S = 5.0
+
+
+class Chooser:
+    """Prices prompts. `read_for_nobody(key, traffic)` starts loading a block that nobody waits for."""
+
+    def __init__(
+        self,
+        traffic: Sequence[Traffic],
+        counters: StoreCounters,
+        read_for_nobody: Callable[[BlockKey, Traffic], bool],
+    ) -> None:
+        self._traffic = {one.lane.name: one for one in traffic}
+        self._counters = counters
+        self._read_for_nobody = read_for_nobody
+        self._tried_s: dict[str, float] = {}
+
+    def choose_locked(
+        self, prompt: Prompt, keys: Sequence[BlockKey], sources: Sequence[str], start: int
+    ) -> Choice:
+        """How much of what was found at `sources` to load; `keys` are those from block `start` on."""
+        now_s = time.monotonic()
+
+        def seconds(source: str, blocks: int) -> float:
+            if source == RAM:
+                return 0.0
+            traffic = self._traffic[source]
+            return traffic.lane.speed.seconds(blocks, traffic.queued_reads, now_s)
+
+        choice = choose(prompt, sources, start, seconds)
+        if choice.blocks < len(sources):
+            self._counters.priced_out += len(sources) - choice.blocks
+            if (source := sources[choice.blocks]) != RAM:
+                self._try_again_locked(self._traffic[source], keys[choice.blocks], now_s)
+        return choice
+
+    def _try_again_locked(self, traffic: Traffic, key: BlockKey, now_s: float) -> None:
+        """Read one block of a tier that was too slow to be used, for nobody: it may be better by now."""
+        speed = traffic.lane.speed
+        if now_s - max(speed.observed_at_s, self._tried_s.get(traffic.lane.name, 0.0)) < _TRY_AGAIN_S:
+            return
+        self._tried_s[traffic.lane.name] = now_s
+        if self._read_for_nobody(key, traffic):
+            self._counters.probes += 1

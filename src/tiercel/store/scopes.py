@@ -1,0 +1,59 @@
+"""Whose blocks a store holds, in words: what the scopes seen lately are called.
+
+A key begins with its scope's tag, which says nothing to people; the chains of leases say which model, adapter
+and tenant it is. Of a tenant's salt only a short digest is ever known here.
+
+Locking: none here; the store's lock protects it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tiercel.blocks import TAG_BYTES, Chain
+
+_SCOPES_MAX = 4096
+_LABEL_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeLabel:
+    """A scope in words, each empty where nothing is known: before it was used, or without adapter or salt."""
+
+    model: str = ""
+    adapter: str = ""
+    salt: str = ""
+
+
+class Scopes:
+    """Root and description by tag, of the scopes used last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
+
+    def note(self, chain: Chain) -> None:
+        """A chain of this scope is used."""
+        tag = chain.root[:TAG_BYTES]
+        if tag in self._known:
+            self._known.move_to_end(tag)
+            return
+        self._known[tag] = (chain.root, chain.info)
+        if len(self._known) > _SCOPES_MAX:
+            self._known.popitem(last=False)
+
+    def get(self, tag: bytes) -> tuple[bytes, bytes] | None:
+        """Root and description of a scope, as its chains have them."""
+        return self._known.get(tag)
+
+
+def label_of(info: bytes) -> ScopeLabel:
+    """A scope's description as a chain carries it, in words."""
+    try:
+        told = json.loads(info)
+    except ValueError:
+        return ScopeLabel()
+    if not isinstance(told, dict):
+        return ScopeLabel()
+    return ScopeLabel(*(str(told.get(name, ""))[:_LABEL_CHARS_MAX] for name in ("model", "adapter", "salt")))
