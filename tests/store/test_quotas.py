@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.store.support import (
     RECORD,
     assert_nothing_leaked,
+    branch,
     chain,
     disk,
     drop_ram,
@@ -21,7 +22,7 @@ from tests.store.support import (
 )
 
 from tiercel.blocks import BlockKey, Chain
-from tiercel.store import LaneOptions, TieredStore
+from tiercel.store import LaneOptions, Sight, TieredStore
 from tiercel.store.lane_index import LaneIndex
 from tiercel.tiers import Stored
 
@@ -212,21 +213,19 @@ def test_a_tiers_index_keeps_its_cap_and_its_chains_whoever_loses(
     uses: list[tuple[str, int, int, bool]],
 ) -> None:
     index = LaneIndex(14, lambda key: False)
-    held: Counter[bytes] = Counter()
     for tenant, seed, length, look in uses:
         keys = prompt(tenant, length, seed).keys
         index.touch(keys)
         for key in keys if not look else ():
             if index.has(key, 0.0):
                 continue
+            asked = Counter(one[:8] for one in [*index.keys_of(None), key])
+            scopes = len(asked)
             room = index.reserve({key: 1}, 0.0)
             assert room is not None
-            held = Counter(one[:8] for one in index.keys_of(None))
-            asked = held + Counter([key[:8]])
             for gone in room.evicted:
-                assert gone[:8] == key[:8] or asked[gone[:8]] * len(asked) > 14, (
-                    "it had no more than its share"
-                )
+                assert gone[:8] == key[:8] or asked[gone[:8]] * scopes > 14, "it had no more than its share"
+                asked[gone[:8]] -= 1
             index.left(room.evicted)
             index.used_bytes -= 1
             index.enter(key, 1)
@@ -237,3 +236,89 @@ def test_a_tiers_index_keeps_its_cap_and_its_chains_whoever_loses(
             for each in range(3):
                 there = [index.has(key, 0.0) for key in prompt(other, 4, each).keys]
                 assert there == sorted(there, reverse=True), "a parent left before its child"
+
+
+# Low priority.
+
+
+def low(store: TieredStore, of: Chain) -> int:
+    return put(store, of, sight=Sight.LOW)
+
+
+@pytest.mark.parametrize(("sight", "left"), [(Sight.LOW, [7, 7]), (Sight.NEW, [0, 0])])
+def test_a_flood_of_low_priority_takes_the_place_of_other_low_prompts(sight: Sight, left: list[int]) -> None:
+    """The control is the same flood of normal priority: what is used only now and then is pushed out."""
+    with make_store(slots=24, reserved=4) as store:
+        put(store, chain(6, seed=1000), sight=sight)
+        for seed in range(2):
+            put(store, chain(7, seed))
+        for flood in range(9):
+            for seed in range(5):
+                of = chain(6, seed=2000 + 10 * flood + seed)
+                assert put(store, of, sight=sight) == 6
+                assert in_ram(store, of) == 6, "the latest is there"
+            assert [in_ram(store, chain(7, seed)) for seed in range(2)] == left
+        assert_nothing_leaked(store)
+
+
+def test_low_priority_goes_to_no_tier_and_one_that_is_used_again_does(tmp_path: Path) -> None:
+    with make_store((disk(tmp_path / "c"), LaneOptions())) as store:
+        low(store, chain(3))
+        put(store, chain(3, seed=1))
+        assert store.flush(20)
+        assert (listed(store, chain(3)), listed(store, chain(3, seed=1))) == (0, 3)
+        assert store.lookup(chain(3), 0).blocks == 3
+        assert store.flush(20)
+        assert listed(store, chain(3)) == 0, "looking is no use"
+        assert get(store, chain(3)) == ["ram"] * 3
+        assert store.flush(20)
+        assert listed(store, chain(3)) == 3
+
+
+def test_what_a_low_prompt_shares_with_others_stays_theirs() -> None:
+    with make_store(slots=24, reserved=4) as store:
+        put(store, chain(8))
+        low(store, branch(4, 6, seed=1))
+        low(store, chain(9, seed=2))
+        assert in_ram(store, chain(8)) == 8
+        put(store, branch(4, 6, seed=1))
+        low(store, chain(9, seed=3))
+        assert in_ram(store, branch(4, 6, seed=1)) == 10, "a normal request has made it its own"
+
+
+def test_low_priority_takes_nothing_from_another_tenants_share() -> None:
+    with make_store(slots=24, reserved=4) as store:
+        low(store, prompt("b", 10))
+        for seed in range(9):
+            put(store, prompt("a", 7, seed))
+        assert in_ram(store, prompt("b", 10)) == 10, "within its share, and used of late"
+        for seed in range(9):
+            low(store, prompt("c", 7, seed))
+        assert in_ram(store, prompt("a", 7, 8)) == 7
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(1, 5), st.sampled_from("plxg")),
+        max_size=30,
+    )
+)
+def test_leaves_go_before_their_parents_also_of_low_priority(uses: list[tuple[str, int, int, str]]) -> None:
+    with make_store(slots=16, reserved=2) as store:
+        for tenant, seed, length, what in uses:
+            of = prompt(tenant, length, seed)
+            if what == "g":
+                get(store, of)
+            elif what == "x":
+                store.lookup(of, 0)
+            else:
+                put(store, of, sight=Sight.LOW if what == "l" else Sight.NEW)
+            for other in "ab":
+                for each in range(3):
+                    with store.lock:
+                        there = [store.ram.get(key) is not None for key in prompt(other, 5, each).keys]
+                    assert there == sorted(there, reverse=True), "a parent left before its child"
+            with store.lock:
+                for order in store.ram._order.values():
+                    assert len(order) <= 2 * len(store.ram) + 65

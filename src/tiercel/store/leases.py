@@ -246,12 +246,13 @@ class WriteLease:
         self._payload_bytes = payload_bytes
         self._until_s = time.monotonic() + deadline_s
         self._out: list[tuple[int, Entry, memoryview]] = []
+        self._low = sight is Sight.LOW
         self._cleared = False
         self._waited = False
         self._stored = 0
         self._open = True
         with store.lock:
-            self._base = store.ram.touch(chain.keys)
+            self._base = store.ram.touch(chain.keys, rises=not self._low)
             self._fence = self._base - len(chain) - 1
             # Room for the new blocks must not be made by evicting their own parents.
             store.touch_tiers_locked(chain.keys)
@@ -343,7 +344,7 @@ class WriteLease:
             while self._open and not store.closing and not self._cleared and store.ram.get(key) is None:
                 slot = store.ram.take(self._fence, key[:TAG_BYTES], own=True)
                 if slot is not None:
-                    entry = store.ram.insert(key, slot, State.WRITING, self._base - index)
+                    entry = store.ram.insert(key, slot, State.WRITING, self._base - index, low=self._low)
                     # Taken under the lock: closing the arena leaves views that exist alone.
                     return entry, store.arena.view(slot)
                 left_s = self._until_s - time.monotonic()
@@ -387,7 +388,8 @@ class WriteLease:
                     store.ram.make_ready(entry)
                     store.counters.stored += 1
                     self._stored += 1
-                    store.write_down_locked(entry, self._chain.keys[: index + 1])
+                    if not entry.low:
+                        store.write_down_locked(entry, self._chain.keys[: index + 1])
                 store.ram.release(entry)
             store.lock.notify_all()
 
@@ -397,3 +399,5 @@ class WriteLease:
         self._open = False
         with self._store.lock:
             self._store.leases.discard(self)
+            if self._low:
+                self._store.ram.sink(self._chain.keys, self._base)

@@ -20,6 +20,10 @@ from tiercel.store.figures import RAM
 from tiercel.store.journal import Journal
 from tiercel.store.policy.fairness import KEPT_TURNS, Shares
 
+# What is of low priority is dated so many uses earlier as the place holds blocks, times this: among the
+# coldest of its scope, and not so old that the scope would lose its share by it.
+_SUNK_TURNS = KEPT_TURNS // 2
+
 
 class State(Enum):
     """WRITING and LOADING hold unfinished bytes; only READY ones can be hit; GONE are on the way out."""
@@ -33,7 +37,9 @@ class State(Enum):
 class Entry:
     """One block in one slot. `holds` counts leases and transfers; the slot is free only after the last."""
 
-    __slots__ = ("holds", "key", "offered", "payload_bytes", "slot", "staged", "state", "tick", "turned_away")
+    __slots__ = (
+        "holds", "key", "low", "offered", "payload_bytes", "slot", "staged", "state", "tick", "turned_away",
+    )  # fmt: skip
 
     def __init__(self, key: BlockKey, slot: int, state: State, tick: int, staged: bool) -> None:
         self.key = key
@@ -42,6 +48,7 @@ class Entry:
         self.tick = tick
         self.staged = staged
         self.holds = 1
+        self.low = False
         # Which tiers (a bit each) were asked to take it; asking twice would keep an unwanted block for ever.
         self.offered = 0
         # Which tiers had no budget for it; each counts it once.
@@ -63,6 +70,7 @@ class Ram:
         self._shares = Shares()
         self._serial = 0
         self._now = 0
+        self._sunk = _SUNK_TURNS * arena.slots
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -83,21 +91,40 @@ class Ram:
         """The tags of at most `limit` scopes, the latest used first, each with its blocks."""
         return self._shares.latest(limit)
 
-    def touch(self, keys: Sequence[BlockKey]) -> int:
-        """Date a chain as used now. Returns its base: block `d` of this use has the tick `base - d`."""
+    def touch(self, keys: Sequence[BlockKey], *, rises: bool = True, sunk: bool = False) -> int:
+        """Date a chain as used now. Returns its base: block `d` of this use has the tick `base - d`.
+
+        Blocks of low priority are like others from now on if the chain `rises`; else `sunk` dates them early.
+        """
         self._now += len(keys) + 1
         for depth, key in enumerate(keys):
             entry = self._entries.get(key)
-            if entry is not None:
-                entry.tick = self._now - depth
+            if entry is None:
+                continue
+            if entry.low and rises:
+                entry.low, entry.offered = False, 0
+            early = self._sunk if sunk and entry.low else 0
+            entry.tick = max(entry.tick, self._now - depth - early)
         if keys:
             self._shares.touch(keys[0][:TAG_BYTES])
         return self._now
 
-    def insert(self, key: BlockKey, slot: int, state: State, tick: int, *, staged: bool = False) -> Entry:
-        """Add an entry with one hold. Staged ones leave the index with their last hold."""
+    def sink(self, keys: Sequence[BlockKey], base: int) -> None:
+        """A prompt of low priority is stored: its blocks not used since `base` are the first to go."""
+        for depth, key in enumerate(keys):
+            entry = self._entries.get(key)
+            if entry is not None and entry.low and entry.tick == base - depth:
+                entry.tick -= self._sunk
+                self._push(entry)
+
+    def insert(
+        self, key: BlockKey, slot: int, state: State, tick: int, *, staged: bool = False, low: bool = False
+    ) -> Entry:
+        """Add an entry with one hold. Staged ones leave the index with it; `low` ones are for RAM alone."""
         assert key not in self._entries
         entry = Entry(key, slot, state, tick, staged)
+        if low:
+            entry.low, entry.offered = True, ~0
         self._entries[key] = entry
         if not staged:
             self._shares.add(key[:TAG_BYTES], 1)
@@ -226,9 +253,11 @@ class Ram:
         tag = entry.key[:TAG_BYTES]
         order = self._order.setdefault(tag, [])
         heapq.heappush(order, (entry.tick, self._next_serial(), entry))
-        # Entries that left without being evicted stay in the heap until popped: keep that bounded.
+        # Entries that left without being evicted stay in the heap until popped, and those that sank are in it
+        # twice: keep that bounded.
         if len(order) > 2 * self._shares.held(tag) + 64:
-            order[:] = [item for item in order if item[2].state is not State.GONE]
+            there = dict.fromkeys(item[2] for item in order if item[2].state is not State.GONE)
+            order[:] = [(one.tick, self._next_serial(), one) for one in there]
             heapq.heapify(order)
 
     def _next_serial(self) -> int:

@@ -454,7 +454,7 @@ class TieredStore:
         return len(keys)
 
     def _touch_locked(self, keys: Sequence[BlockKey]) -> None:
-        self.ram.touch(keys)
+        self.ram.touch(keys, rises=False, sunk=True)
         self.touch_tiers_locked(keys)
 
     def _spare_locked(self, entry: Entry) -> bool:

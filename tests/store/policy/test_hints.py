@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tiercel.store.policy import HintError, Hints, parse_hints
+from tiercel.store.policy import HintError, Hints, Sight, parse_hints, sift_hints
 
 
 def test_hints_are_understood() -> None:
-    told = {"no_store": True, "no_load": True, "pin": "10m", "session": "agent 7", "explain": True}
-    assert parse_hints(told) == Hints(store=False, load=False, pin_s=600.0, session="agent 7", explain=True)
+    told = {
+        "no_store": True, "no_load": True, "pin": "10m", "session": "agent 7", "explain": True,
+        "priority": "low", "prefetch": True,
+    }  # fmt: skip
+    assert parse_hints(told) == Hints(
+        store=False, load=False, pin_s=600.0, session="agent 7", explain=True, low=True, prefetch=True
+    )
+    assert parse_hints({"priority": "normal"}) == Hints()
     assert parse_hints(None) == parse_hints({}) == parse_hints(dict.fromkeys(told)) == Hints()
     assert parse_hints({"no_store": False}) == Hints()
 
@@ -20,7 +28,10 @@ def test_hints_are_understood() -> None:
         ("no_store", "tiercel", "is 'no_store'; accepted is an object of no_store, no_load"),
         ([1], "tiercel", "is a list"),
         ({"nostore": True}, "tiercel.'nostore'", "is not a known hint; did you mean no_store?"),
-        ({"priority": 3}, "tiercel.'priority'", "accepted are no_store"),
+        ({"priority": 3}, "tiercel.priority", "is 3; accepted are low and normal"),
+        ({"priority": "high"}, "tiercel.priority", "(to keep a prompt: pin)"),
+        ({"weight": 3}, "tiercel.'weight'", "accepted are no_store"),
+        ({"prefetch": 1}, "tiercel.prefetch", "accepted is true or false"),
         ({1: 3}, "tiercel.1", "is not a known hint"),
         ({"no_store": "yes"}, "tiercel.no_store", "is 'yes'; accepted is true or false"),
         ({"no_load": 1}, "tiercel.no_load", "is 1; accepted is true or false"),
@@ -46,3 +57,38 @@ def test_what_is_no_hint_is_refused_in_one_line(given: object, param: str, words
 def test_the_field_is_called_as_the_caller_calls_it() -> None:
     with pytest.raises(HintError, match=r"^kv_transfer_params\.pin is 5"):
         parse_hints({"pin": 5}, "kv_transfer_params")
+
+
+def test_where_nothing_can_be_refused_what_is_right_is_taken_and_the_rest_is_told_of() -> None:
+    told = {"no_store": True, "pin": 5, "prioty": "low", "session": "s", 7: None}
+    hints, refused = sift_hints(told, "kv_transfer_params.tiercel")
+    assert hints == Hints(store=False, session="s")
+    assert [error.param for error in refused] == [
+        "kv_transfer_params.tiercel.pin",
+        "kv_transfer_params.tiercel.'prioty'",
+    ]
+    assert "did you mean priority?" in str(refused[1])
+    assert sift_hints({"explain": True}) == (Hints(explain=True), [])
+    assert sift_hints(None) == (Hints(), [])
+    assert sift_hints({str(at): at for at in range(10_000)})[0] == Hints()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda one: st.lists(one) | st.dictionaries(st.text() | st.integers(), one),
+    )
+)
+def test_whatever_is_given_sifting_raises_nothing(told: object) -> None:
+    hints, refused = sift_hints(told)
+    assert hints == Hints() or refused == [] or isinstance(told, dict)
+    for error in refused:
+        assert len(str(error)) < 300
+
+
+def test_what_hints_say_of_blocks_to_store() -> None:
+    assert Hints().sight() is Sight.NEW
+    assert Hints().sight(Sight.AGAIN) is Sight.AGAIN
+    assert Hints(low=True).sight(Sight.AGAIN) is Sight.LOW
+    assert Hints(low=True, pin_s=1.0).sight() is Sight.SURE
+    assert Hints(sure=True).sight() is Sight.SURE

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from starlette.testclient import TestClient
-from tests.store.support import drop_ram
+from tests.store.support import drop_ram, eventually
 
 from tiercel.blocks import Chain, record_bytes
 from tiercel.config import ServeConfig
@@ -47,6 +47,15 @@ def test_hints_reach_the_engine(stub: Stub) -> None:
     assert stub.engine.requests[-1].hints == Hints(load=False)
     assert stub.post(HELLO).status_code == 200
     assert stub.engine.requests[-1].hints == Hints()
+
+
+def test_a_request_may_have_its_blocks_brought_up_while_it_waits(make_stub: Callable[..., Stub]) -> None:
+    stub = make_stub()
+    body = {"prompt": list(range(1, 11)), "max_tokens": 1}
+    assert stub.post(body, PLAIN).status_code == 200
+    assert not any(what == "prefetch" for what, _ in stub.store.calls)
+    assert stub.post(body | {"tiercel": {"prefetch": True}}, PLAIN).status_code == 200
+    assert eventually(lambda: ("prefetch", 2) in stub.store.calls)
 
 
 @pytest.mark.parametrize(

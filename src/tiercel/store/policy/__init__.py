@@ -16,7 +16,7 @@ from tiercel.store.policy.decision import (
     why,
 )
 from tiercel.store.policy.endurance import WriteBudget
-from tiercel.store.policy.hints import HintError, Hints, parse_hints, parse_session, parse_ttl
+from tiercel.store.policy.hints import HintError, Hints, parse_hints, parse_session, parse_ttl, sift_hints
 from tiercel.store.policy.prefill import PrefillCost, PrefillEstimator
 from tiercel.store.policy.speed import TierSpeed
 
@@ -45,5 +45,6 @@ __all__ = [
     "parse_hints",
     "parse_session",
     "parse_ttl",
+    "sift_hints",
     "why",
 ]

@@ -24,12 +24,17 @@ class Sight(StrEnum):
     """What a request to store blocks says of them.
 
     `NEW`: a request that comes by. `AGAIN`: the same request tries once more, which is no second sight.
-    `SURE`: they will be used again, so they are stored at once.
+    `SURE`: they will be used again, so they are stored at once. `LOW`: a request comes by that others come
+    before: its blocks are kept in RAM alone, and go first there.
     """
 
     NEW = "new"
     AGAIN = "again"
     SURE = "sure"
+    LOW = "low"
+
+
+_COMES_BY = (Sight.NEW, Sight.LOW)
 
 
 class SecondSight:
@@ -55,7 +60,7 @@ class SecondSight:
         start = int.from_bytes(key[16:20], "little") % self._sets * _WAYS
         marks = self._marks[start : start + _WAYS]
         known = next((mark for mark in (once | 1, once) if mark in marks), None)
-        admitted = sight is Sight.SURE or known == once | 1 or (known == once and sight is Sight.NEW)
+        admitted = sight is Sight.SURE or known == once | 1 or (known == once and sight in _COMES_BY)
         if known is None:
             marks.pop()
         else:

@@ -1,8 +1,10 @@
 """What a request may say about its own cache use, in one small object that every engine's API carries alike.
 
-    {"no_store": true, "no_load": true, "pin": "10m", "session": "agent-7", "explain": true}
+    {"no_store": true, "no_load": true, "pin": "10m", "priority": "low", "prefetch": true,
+     "session": "agent-7", "explain": true}
 
-Checked here once, so that a misspelt hint is refused wherever it is given and never ignored. Does nothing.
+Checked here once, so that a misspelt hint is refused wherever it is given; where nothing can be refused, it
+is left out and told of. Does nothing.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from tiercel.config import parse_seconds
 from tiercel.errors import ConfigError, RequestError
+from tiercel.store.policy.admission import Sight
 
 PIN_S_MAX = 86400.0
 SESSION_CHARS_MAX = 256
 _SHOWN_CHARS_MAX = 80
-_FLAGS = ("no_store", "no_load", "explain")
-_FIELDS = (*_FLAGS, "pin", "session")
+_FLAGS = ("no_store", "no_load", "prefetch", "explain")
+_FIELDS = ("no_store", "no_load", "pin", "priority", "prefetch", "session", "explain")
+_GIVEN_MAX = 32
 
 
 class HintError(RequestError):
@@ -33,7 +38,8 @@ class HintError(RequestError):
 class Hints:
     """Checked hints. `store` False keeps nothing of the request, `load` False reuses nothing for it.
 
-    `pin_s` above 0 keeps its blocks from eviction for so long. `session` is a name under which prefetch,
+    `pin_s` above 0 keeps its blocks from eviction for so long; those of a `low` one go first. `prefetch`
+    brings what is stored of it up to RAM while it waits its turn. `session` is a name under which prefetch,
     demote and drop find what the last request of a conversation left. `sure`, which no request can say of
     itself, stores at once whatever the admission policy is.
     """
@@ -41,18 +47,22 @@ class Hints:
     store: bool = True
     load: bool = True
     pin_s: float = 0.0
+    low: bool = False
+    prefetch: bool = False
     session: str | None = None
     explain: bool = False
     sure: bool = False
 
+    def sight(self, otherwise: Sight = Sight.NEW) -> Sight:
+        """What these hints say of blocks to store; `otherwise` if they say nothing of it."""
+        if self.pin_s or self.sure:
+            return Sight.SURE
+        return Sight.LOW if self.low else otherwise
+
 
 def parse_hints(given: object, where: str = "tiercel") -> Hints:
     """The hints in a decoded JSON value; None is no hints. `where` names the field. Raises HintError."""
-    if given is None:
-        return Hints()
-    if not isinstance(given, Mapping):
-        raise HintError(where, f"is {_show(given)}; accepted is an object of {', '.join(_FIELDS)}")
-    told = {name: value for name, value in given.items() if value is not None}
+    told = _told(given, where)
     for name in told:
         if name not in _FIELDS:
             near = difflib.get_close_matches(str(name)[:100], _FIELDS, n=1)
@@ -65,9 +75,29 @@ def parse_hints(given: object, where: str = "tiercel") -> Hints:
         store=not told.get("no_store", False),
         load=not told.get("no_load", False),
         pin_s=parse_ttl(told["pin"], f"{where}.pin") if "pin" in told else 0.0,
+        low="priority" in told and _is_low(told["priority"], f"{where}.priority"),
+        prefetch=told.get("prefetch", False),
         session=parse_session(told["session"], f"{where}.session") if "session" in told else None,
         explain=told.get("explain", False),
     )
+
+
+def sift_hints(given: object, where: str = "tiercel") -> tuple[Hints, list[HintError]]:
+    """The hints that are right, and what is wrong with the others: for who cannot refuse a request."""
+    refused: list[HintError] = []
+    try:
+        told = _told(given, where)
+    except HintError as error:
+        return Hints(), [error]
+    right: dict[object, object] = {}
+    for name, value in islice(told.items(), _GIVEN_MAX):
+        try:
+            parse_hints({name: value}, where)
+        except HintError as error:
+            refused.append(error)
+        else:
+            right[name] = value
+    return parse_hints(right, where), refused
 
 
 def parse_ttl(given: object, where: str) -> float:
@@ -87,6 +117,20 @@ def parse_session(given: object, where: str) -> str:
         accepted = f"accepted are 1 to {SESSION_CHARS_MAX} printable characters"
         raise HintError(where, f"is {_show(given)}; {accepted}")
     return given
+
+
+def _told(given: object, where: str) -> dict[object, object]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise HintError(where, f"is {_show(given)}; accepted is an object of {', '.join(_FIELDS)}")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _is_low(given: object, where: str) -> bool:
+    if given not in ("low", "normal"):
+        raise HintError(where, f"is {_show(given)}; accepted are low and normal (to keep a prompt: pin)")
+    return given == "low"
 
 
 def _show(value: object) -> str:

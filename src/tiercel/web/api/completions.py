@@ -69,6 +69,16 @@ class Service:
             raise bad("the model has no chat template; use /v1/completions", "messages", "no_chat_template")
         return self.loaded.engine.chat_prompt([one for one in prompt if not isinstance(one, int)])
 
+    def bring_up(self, request: Request) -> None:
+        """Begin to bring what is stored of a request up to RAM while it waits its turn."""
+
+        def begin() -> None:
+            chain = self.loaded.engine.chain(request.tokens, request.salt)
+            if chain is not None:
+                self.loaded.store.prefetch(chain)
+
+        self._tokenizing.submit(begin)
+
     def check(self, asked: Asked, tokens: list[int]) -> Request:
         """The engine's request. Raises ApiError for a prompt that the model cannot take."""
         facts, param = self.loaded.facts, "messages" if asked.chat else "prompt"
@@ -118,6 +128,8 @@ class Completions:
         with service.queue.reserve() as seat:
             job = Job(service.check(asked, await service.tokens(asked)), arrived_s)
             seat.submit(job)
+        if asked.hints.prefetch:
+            service.bring_up(job.request)
         answer = Answer(len(job.request.tokens))
         stop = partial(service.queue.stop, job)
         try:
