@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 from tiercel.blocks import Identity, Scope
 from tiercel.engines.vllm import TiercelConnector
 from tiercel.engines.vllm.adapters import Adapters, adapter_digest
-from tiercel.engines.vllm.jobs import Done, Shard, writable_from
+from tiercel.engines.vllm.jobs import NOBODY, Done, Owner, Shard, writable_from
 from tiercel.engines.vllm.layout import register
 from tiercel.engines.vllm.mover import CpuMover, address_of, mover_for
 from tiercel.engines.vllm.naming import Names, identity_of, units_per_block
@@ -54,12 +54,12 @@ def hashes(count: int, seed: int = 0) -> bytes:
 
 def test_keys_follow_from_the_engine_s_hash_and_the_scope_alone() -> None:
     names = Names(IDENTITY)
-    long = names.chain("r", hashes(5), None)
-    assert names.chain("r", hashes(8), None).keys[:5] == long.keys
-    assert names.chain("r", hashes(3), None).keys == long.keys[:3]
-    assert Names(IDENTITY).chain("other", hashes(5), None).keys == long.keys
-    assert names.chain("r", hashes(5, seed=1), None).keys != long.keys
-    assert all(key.startswith(names.scope(None).tag) for key in long.keys)
+    long = names.chain("r", hashes(5), NOBODY)
+    assert names.chain("r", hashes(8), NOBODY).keys[:5] == long.keys
+    assert names.chain("r", hashes(3), NOBODY).keys == long.keys[:3]
+    assert Names(IDENTITY).chain("other", hashes(5), NOBODY).keys == long.keys
+    assert names.chain("r", hashes(5, seed=1), NOBODY).keys != long.keys
+    assert all(key.startswith(names.scope(NOBODY).tag) for key in long.keys)
 
 
 def test_no_two_scopes_share_a_key() -> None:
@@ -67,7 +67,8 @@ def test_no_two_scopes_share_a_key() -> None:
         {"model": "n"}, {"revision": "2"}, {"kv_dtype": "fp8"}, {"geometry": b"h"}, {"layout": "vllm-2"},
         {"block_tokens": 32}, {"shard": 0, "shards": 2}, {"shard": 1, "shards": 2}, {"scales": b"s"},
     ]  # fmt: skip
-    scopes = [Scope(IDENTITY), Scope(IDENTITY, adapter=b"a"), Scope(IDENTITY, adapter=b"b")]
+    owners = [NOBODY, Owner(b"a"), Owner(b"b"), Owner(None, "t"), Owner(b"a", "t"), Owner(None, "x" * 5000)]
+    scopes = [Names(IDENTITY).scope(owner) for owner in owners]
     scopes += [Scope(dataclasses.replace(IDENTITY, **change)) for change in changes]
     keys = [scope.rechain([b"h" * 32]).keys[0] for scope in scopes]
     assert len(set(keys)) == len(keys)
@@ -75,12 +76,21 @@ def test_no_two_scopes_share_a_key() -> None:
     assert Scope(IDENTITY).chain(list(range(16))).keys[0] not in keys
 
 
+def test_only_the_scopes_used_last_are_remembered_and_no_salt_is_shown() -> None:
+    names = Names(IDENTITY)
+    for number in range(1500):
+        names.chain("r", hashes(1), Owner(None, f"secret-{number}"))
+    assert len(names.scopes()) == 1024
+    assert names.scope(Owner(None, "secret-0")).root == Scope(IDENTITY, salt="secret-0").root
+    assert "secret" not in repr(Owner(None, "secret-1"))
+
+
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 1)), max_size=30))
 def test_remembered_keys_are_those_made_anew(asked: list[tuple[str, int, int]]) -> None:
     names = Names(IDENTITY)
     for request, count, seed in asked:
-        made = names.chain(request, hashes(count, seed), None)
-        assert made.keys == Names(IDENTITY).chain("x", hashes(count, seed), None).keys
+        made = names.chain(request, hashes(count, seed), NOBODY)
+        assert made.keys == Names(IDENTITY).chain("x", hashes(count, seed), NOBODY).keys
 
 
 def test_identity_tells_configurations_apart(tmp_path: Path) -> None:
@@ -451,7 +461,7 @@ def test_media_are_part_of_a_block_s_name() -> None:
             "r", [7] * 96, SamplingParams(max_tokens=1), None, mm_features=features,
             block_hasher=get_request_block_hasher(16, sha256),
         )  # fmt: skip
-        return Names(IDENTITY).chain("r", b"".join(request.block_hashes), None).keys
+        return Names(IDENTITY).chain("r", b"".join(request.block_hashes), NOBODY).keys
 
     one, other = keys(("cat", 35)), keys(("dog", 35))
     assert one[:2] == other[:2]

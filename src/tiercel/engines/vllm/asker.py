@@ -11,13 +11,16 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tiercel.engines.vllm.adapters import Adapters
-from tiercel.engines.vllm.jobs import HASH_BYTES
+from tiercel.engines.vllm.jobs import HASH_BYTES, NOBODY, Owner
 from tiercel.engines.vllm.naming import Names
 from tiercel.engines.vllm.threads import leave_pinned_core
 from tiercel.store import Hit, Prompt, Store
+from tiercel.store.figures import RAM
+from tiercel.store.sessions import tenant_of
 
 log = logging.getLogger("tiercel")
 # Longer than any lookup takes, also on a busy host; what it finds saves more than it costs to wait.
@@ -30,22 +33,36 @@ _QUEUE_MAX = 4096
 class Ask:
     """One question: how much of a prompt is cached. The fields after `until_s` are the asker's to set.
 
-    `adapter` is (vLLM's number, path) of the request's adapter; `known` turns true once its digest is. `hit`
-    is set last, after `there`, the blocks that every shard has. With a `prompt` the store chooses how much
-    of a hit is worth loading.
+    `adapter` is (vLLM's number, path) of the request's adapter; `known` turns true once `owner` has its
+    digest. `hit` is set last, after `there`, the blocks that every shard has. With a `prompt` the store
+    chooses how much of a hit is worth loading. What is found is kept for `pin_s`, and with `prefetch` brought
+    to RAM.
     """
 
     request: str
     hashes: bytes
     adapter: tuple[int, str] | None
     prompt: Prompt | None = None
+    salt: str | None = field(default=None, repr=False)
+    pin_s: float = 0.0
+    prefetch: bool = False
     until_s: float = field(default_factory=lambda: time.monotonic() + ASK_DEADLINE_S)
-    digest: bytes | None = None
+    owner: Owner = NOBODY
     known: bool = False
     there: int = 0
     hit: Hit | None = None
     answered_s: float = 0.0
     answered: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The blocks that a session has left, to be remembered by its name."""
+
+    request: str
+    hashes: bytes
+    owner: Owner
+    session: str
 
 
 class Asker:
@@ -55,7 +72,7 @@ class Asker:
         self._store = store
         self._names: Sequence[Names] = ()
         self._adapters = Adapters()
-        self._queue: queue.Queue[Ask | None] = queue.Queue(_QUEUE_MAX)
+        self._queue: queue.Queue[Ask | Left | None] = queue.Queue(_QUEUE_MAX)
         self._busy_since_s: float | None = None
         self._thread = self._start()
 
@@ -75,6 +92,11 @@ class Asker:
         except queue.Full:
             question.hit = Hit()
 
+    def remember(self, left: Left) -> None:
+        """Queue what a session left; forgotten when the queue is full. Never blocks."""
+        with suppress(queue.Full):
+            self._queue.put_nowait(left)
+
     def close(self) -> None:
         """End the thread after the question it is at. Waits a second at most."""
         self._names = ()
@@ -93,30 +115,37 @@ class Asker:
         leave_pinned_core()
         ended = False
         try:
-            while (question := self._queue.get()) is not None:
-                self._attend(question)
+            while (asked := self._queue.get()) is not None:
+                self._busy_since_s = time.monotonic()
+                if isinstance(asked, Left):
+                    self._remember(asked)
+                else:
+                    self._attend(asked)
+                    self._see_to(asked)
+                self._busy_since_s = None
             ended = True
         finally:
             # A fault of ours is shown by this thread's end; those who wait must not wait in vain.
+            self._busy_since_s = None
             if not ended:
                 self._thread = self._start()
 
     def _attend(self, question: Ask) -> None:
-        self._busy_since_s = time.monotonic()
         try:
             self._answer(question)
         finally:
-            self._busy_since_s = None
             if question.hit is None:
                 question.hit = Hit()
             question.answered_s = time.monotonic()
             question.answered.set()
 
     def _answer(self, question: Ask) -> None:
+        digest = None
         if question.adapter is not None:
-            question.digest = self._adapters.digest(*question.adapter)
-            if question.digest is None:
+            digest = self._adapters.digest(*question.adapter)
+            if digest is None:
                 return
+        question.owner = Owner(digest, question.salt)
         question.known = True
         left_s = question.until_s - time.monotonic()
         if left_s <= 0 or not question.hashes:
@@ -126,7 +155,7 @@ class Asker:
         shortest: Hit | None = None
         there = len(question.hashes) // HASH_BYTES
         for names in self._names:
-            chain = names.chain(question.request, question.hashes, question.digest)
+            chain = names.chain(question.request, question.hashes, question.owner)
             hit = self._store.lookup(chain, probe_s, prompt=question.prompt)
             there = min(there, hit.blocks)
             if shortest is None or hit.worth < shortest.worth:
@@ -134,3 +163,22 @@ class Asker:
             if not hit.blocks:
                 break
         question.there, question.hit = there, shortest
+
+    def _see_to(self, question: Ask) -> None:
+        """Do what the request's hints ask of what was found; nobody waits for it."""
+        hit = question.hit
+        if hit is None or not hit.blocks or not (question.pin_s or question.prefetch):
+            return
+        for names in self._names:
+            chain = names.chain(question.request, question.hashes, question.owner)
+            if question.pin_s:
+                self._store.pin(chain, question.pin_s)
+            if question.prefetch and any(place != RAM for place in hit.sources):
+                brought = self._store.prefetch(chain)
+                if hit.worth < hit.blocks:
+                    # What was not worth loading may be, once it is in RAM: so the question is asked again.
+                    brought.add_done_callback(lambda _: setattr(question, "answered_s", 0.0))
+
+    def _remember(self, left: Left) -> None:
+        chains = [names.chain(left.request, left.hashes, left.owner) for names in self._names]
+        self._store.sessions.note(tenant_of(left.owner.salt), left.session, chains)

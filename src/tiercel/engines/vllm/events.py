@@ -22,7 +22,7 @@ from vllm.v1.core.kv_cache_utils import (
     to_event_extra_keys,
 )
 
-from tiercel.engines.vllm.jobs import HASH_BYTES
+from tiercel.engines.vllm.jobs import HASH_BYTES, Owner
 from tiercel.engines.vllm.ledger import Change, Described, Ledger
 from tiercel.engines.vllm.naming import Names
 from tiercel.engines.vllm.threads import leave_pinned_core
@@ -44,7 +44,7 @@ class _Seen:
 
     request: str
     hashes: bytes
-    adapter: bytes | None
+    owner: Owner
     start: int
     blocks: list[Described]
     found: bool
@@ -69,14 +69,12 @@ class EventSource:
         if not self._thread.is_alive():
             self._thread.start()
 
-    def note(
-        self, request: Request, hashes: bytes, adapter: bytes | None, start: int, *, found: bool = False
-    ) -> None:
+    def note(self, request: Request, hashes: bytes, owner: Owner, start: int, *, found: bool = False) -> None:
         """Describe blocks `start` to the last of `hashes` of a request while it is there. Never blocks."""
         stop = len(hashes) // HASH_BYTES
         if start < stop:
             blocks = [self._describe(request, hashes, block) for block in range(start, stop)]
-            self._seen.append(_Seen(request.request_id, hashes, adapter, start, blocks, found))
+            self._seen.append(_Seen(request.request_id, hashes, owner, start, blocks, found))
             self._expecting_until_s = time.monotonic() + _NEWS_S
 
     def waiting(self) -> bool:
@@ -119,22 +117,19 @@ class EventSource:
                 ledger = Ledger(len(names))
             while self._seen:
                 self._learn(ledger, names, self._seen.popleft())
-            next_number = self._poll(ledger, names, next_number)
+            next_number = self._poll(ledger, next_number)
 
-    def _poll(self, ledger: Ledger, names: Sequence[Names], after: int) -> int:
-        """Ask each scope for its events since `after`. Returns the number to ask with next."""
-        answered: list[int] = []
-        for scope in [scope for one in names for scope in one.scopes()]:
-            told = self._store.events(after, scope.tag)
-            if told.lost:
-                self._publish(ledger.lost())
-            self._publish(ledger.happened(told.events))
-            answered.append(told.next)
-        # What came between two answers is told to the first scope, and once more to the second.
-        return min(answered, default=after)
+    def _poll(self, ledger: Ledger, after: int) -> int:
+        """Ask for the events since `after`. Returns the number to ask with next."""
+        # Of all scopes at once, for every salt has its own; the ledger knows which blocks are ours.
+        told = self._store.events(after, b"")
+        if told.lost:
+            self._publish(ledger.lost())
+        self._publish(ledger.happened(told.events))
+        return told.next
 
     def _learn(self, ledger: Ledger, names: Sequence[Names], seen: _Seen) -> None:
-        chains = [one.chain(seen.request, seen.hashes, seen.adapter) for one in names]
+        chains = [one.chain(seen.request, seen.hashes, seen.owner) for one in names]
         for number, block in enumerate(seen.blocks):
             keys = tuple(chain.keys[seen.start + number] for chain in chains)
             self._publish(ledger.note(keys, block))

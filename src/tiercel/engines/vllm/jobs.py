@@ -10,11 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tiercel.blocks import Identity
+from tiercel.store import Sight
 
 HASH_BYTES = 32
 NULL_BLOCK = 0
 
 Table = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who may see a request's blocks: the digest of its adapter, and its tenant's salt, which is a secret."""
+
+    adapter: bytes | None = None
+    salt: str | None = field(default=None, repr=False)
+
+
+NOBODY = Owner()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,7 @@ class LoadJob:
     start: int
     skip_tokens: int
     tables: tuple[Table, ...]
-    adapter: bytes | None = None
+    owner: Owner = NOBODY
 
     @property
     def stop(self) -> int:
@@ -40,14 +52,19 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """Engine blocks become blocks `start..stop-1`; workers report `number` when they no longer read them."""
+    """Engine blocks become blocks `start..stop-1`; workers report `number` when they no longer read them.
+
+    `sight` is what the request says of them; with `pin_s` the whole prefix is kept for so long.
+    """
 
     number: int
     request: str
     hashes: bytes
     start: int
     tables: tuple[Table, ...]
-    adapter: bytes | None = None
+    owner: Owner = NOBODY
+    sight: Sight = Sight.NEW
+    pin_s: float = 0.0
 
     @property
     def stop(self) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tiercel.blocks import BlockKey, Chain, Identity, Scope
 from tiercel.config.paths import cache_dir
-from tiercel.engines.vllm.jobs import HASH_BYTES, Shard, split_hashes
+from tiercel.engines.vllm.jobs import HASH_BYTES, NOBODY, Owner, Shard, split_hashes
 from tiercel.engines.weights import weights_revision
 from tiercel.errors import ConfigError, EngineError
 from tiercel.geometry.digest import config_fingerprint
@@ -29,6 +29,8 @@ PAYLOAD_BYTES_MIN = 1 << 20
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LAYOUT = "vllm-1"
 _REQUESTS_KEPT = 256
+_SCOPES_KEPT = 1024
+_SALT_CHARS_MAX = 4096
 
 
 def units_per_block(unit_bytes: int, slot_bytes: int | None = None) -> int:
@@ -110,42 +112,52 @@ def _hub_folder(model: str, revision: str | None) -> Path:
 
 
 class Names:
-    """The scopes of one rank: identity and adapter to keys. Thread-safe; remembers recent requests' keys."""
+    """The scopes of one rank: identity and owner to keys. Thread-safe; remembers those used last."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
-        self._scopes: dict[bytes | None, Scope] = {}
-        self._known: OrderedDict[tuple[str, bytes | None], tuple[bytes, tuple[BlockKey, ...]]] = OrderedDict()
+        self._scopes: OrderedDict[Owner, Scope] = OrderedDict()
+        self._known: OrderedDict[tuple[str, Owner], tuple[bytes, tuple[BlockKey, ...]]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def scope(self, adapter: bytes | None) -> Scope:
-        """The scope of an adapter's digest; None is the bare model."""
+    def scope(self, owner: Owner) -> Scope:
+        """The scope of an adapter's digest as a tenant's salt sees it."""
         with self._lock:
-            found = self._scopes.get(adapter)
+            found = self._scopes.pop(owner, None)
             if found is None:
-                found = self._scopes[adapter] = Scope(self.identity, adapter=adapter)
+                found = Scope(self.identity, adapter=owner.adapter, salt=_bounded(owner.salt))
+            self._scopes[owner] = found
+            while len(self._scopes) > _SCOPES_KEPT:
+                self._scopes.popitem(last=False)
             return found
 
     def scopes(self) -> list[Scope]:
-        """Every scope used so far, that of the bare model among them."""
-        self.scope(None)
+        """The scopes used last, that of the bare model among them."""
+        self.scope(NOBODY)
         with self._lock:
             return list(self._scopes.values())
 
-    def chain(self, request: str, hashes: bytes, adapter: bytes | None) -> Chain:
+    def chain(self, request: str, hashes: bytes, owner: Owner) -> Chain:
         """Name all blocks of a prompt. A request's hashes only ever grow, so only new ones are worked on."""
-        scope = self.scope(adapter)
+        scope = self.scope(owner)
         with self._lock:
-            joined, keys = self._known.pop((request, adapter), (b"", ()))
+            joined, keys = self._known.pop((request, owner), (b"", ()))
         if not hashes.startswith(joined):
             # Shorter than last time (or another request of that name): a prefix of what is known, or nothing.
             keys = keys[: len(hashes) // HASH_BYTES] if joined.startswith(hashes) else ()
         chain = scope.rechain(split_hashes(hashes[len(keys) * HASH_BYTES :]), keys)
         with self._lock:
-            self._known[request, adapter] = (hashes, chain.keys)
+            self._known[request, owner] = (hashes, chain.keys)
             while len(self._known) > _REQUESTS_KEPT:
                 self._known.popitem(last=False)
         return chain
+
+
+def _bounded(salt: str | None) -> str | None:
+    """A salt that a scope takes: vLLM accepts any length."""
+    if salt is None or len(salt) <= _SALT_CHARS_MAX:
+        return salt
+    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32, person=b"tiercel-long").hexdigest()
 
 
 def names_of_shards(identity: Identity, shards: Mapping[int, Shard]) -> list[Names]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -70,8 +71,11 @@ class SchedulerParts:
         self.side.rename(identity)
         if self.events is not None:
             self.events.use(self.names)
-        for tag in old:
-            self.store.clear(tag, _CLEAR_S)
+        until_s = time.monotonic() + _CLEAR_S
+        # What there is no time for is found by nobody here: it only takes room until it is evicted.
+        for tag in reversed(old):
+            if (left_s := until_s - time.monotonic()) > 0:
+                self.store.clear(tag, left_s)
 
     def close(self) -> None:
         """End the threads and leave the store."""

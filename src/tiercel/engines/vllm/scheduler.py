@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiercel.blocks import Identity
-from tiercel.engines.vllm.asker import Ask, Asker
-from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, SaveJob, Step, Table, writable_from
+from tiercel.engines.vllm.asker import Ask, Asker, Left
+from tiercel.engines.vllm.hints import read_hints
+from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, Owner, SaveJob, Step, Table, writable_from
 from tiercel.engines.vllm.pace import Pace
 from tiercel.engines.vllm.stats import Tally
+from tiercel.store.policy import Hints
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -54,12 +56,14 @@ class _Tracked:
 
     request: Request
     reads: bool
+    hints: Hints
     hashes: bytearray = field(default_factory=bytearray)
     saved: int = 0
     ask: Ask | None = None
     asked_at: int = -1
     failed: bool = False
     counted: bool = False
+    brought_up: bool = False
     # While the request has been preempted so many times, its blocks belong to names that are void.
     void_at: int = -1
     offered: tuple[int, int] = (0, 0)
@@ -112,10 +116,12 @@ class SchedulerSide:
         """A request arrived: ask for its prompt at once, while it waits its turn."""
         if request.resumable:
             return  # its last tokens may still be replaced
-        tracked = _Tracked(request, reads=not request.skip_reading_prefix_cache)
+        hints = read_hints(request.kv_transfer_params, self._tally)
+        tracked = _Tracked(request, not request.skip_reading_prefix_cache and hints.load, hints)
         self._requests[request.request_id] = tracked
         self._extend(tracked)
         self._ask(tracked)
+        self._note_session(tracked)
 
     def matched(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
         """How many tokens beyond `local_tokens` can be loaded; None while that is not known yet."""
@@ -180,7 +186,7 @@ class SchedulerSide:
                     tuple(table[local // of : stop * size // of])
                     for table, of in zip(tables, self.grid.groups, strict=True)
                 ),
-                adapter=tracked.ask.digest,
+                owner=tracked.ask.owner,
             )
         )
         tracked.saved = max(tracked.saved, stop)
@@ -195,7 +201,9 @@ class SchedulerSide:
         if state is not None:
             for request, tokens in output.num_scheduled_tokens.items():
                 tracked = self._requests.get(request)
-                if tracked is None or tracked.void_at == tracked.request.num_preemptions:
+                if tracked is None or not tracked.hints.store:
+                    continue
+                if tracked.void_at == tracked.request.num_preemptions:
                     continue
                 done = self._complete_blocks(tracked, tokens)
                 if done > tracked.saved and (tables := state.get_block_ids(request)) is not None:
@@ -208,7 +216,10 @@ class SchedulerSide:
 
     def finished(self, request: Request) -> None:
         """vLLM forgets a request. What is being saved of it stays held."""
-        self._requests.pop(request.request_id, None)
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is not None:
+            self._extend(tracked)
+            self._note_session(tracked)
         for held in self._held.values():
             held.orphaned |= held.request == request.request_id
 
@@ -290,7 +301,12 @@ class SchedulerSide:
             return
         adapter = None if lora is None else (lora.lora_int_id, lora.lora_path)
         prompt = self._pace.prompt(request.num_tokens, self.grid.block_tokens)
-        tracked.ask = Ask(request.request_id, bytes(tracked.hashes[: blocks * HASH_BYTES]), adapter, prompt)
+        tracked.ask = Ask(
+            request.request_id, bytes(tracked.hashes[: blocks * HASH_BYTES]), adapter, prompt,
+            salt=request.cache_salt, pin_s=tracked.hints.pin_s,
+            prefetch=tracked.hints.prefetch and not tracked.brought_up,
+        )  # fmt: skip
+        tracked.brought_up = True
         self._asker.ask(tracked.ask)
 
     def _stale(self, tracked: _Tracked) -> bool:
@@ -309,7 +325,7 @@ class SchedulerSide:
         ask = tracked.ask
         if self._events is not None and ask is not None and ask.hit is not None and ask.hit.blocks:
             hashes = ask.hashes[: ask.hit.blocks * HASH_BYTES]
-            self._events.note(tracked.request, hashes, ask.digest, 0, found=True)
+            self._events.note(tracked.request, hashes, ask.owner, 0, found=True)
 
     def _complete_blocks(self, tracked: _Tracked, tokens: int) -> int:
         """Blocks whose every token is known and computed once this step has run."""
@@ -317,21 +333,27 @@ class SchedulerSide:
         computed = tracked.request.num_computed_tokens + tokens
         return min(len(tracked.hashes) // HASH_BYTES, computed // self.grid.block_tokens)
 
-    def _adapter_of(self, tracked: _Tracked) -> tuple[bool, bytes | None]:
-        """Whether blocks may be named already, and the digest of the adapter."""
+    def _owner_of(self, tracked: _Tracked) -> Owner | None:
+        """Who may see a request's blocks; None while its adapter's digest is not known: none has a name."""
         if tracked.request.lora_request is None:
-            return True, None
-        return (True, tracked.ask.digest) if tracked.ask is not None and tracked.ask.known else (False, None)
+            return Owner(None, tracked.request.cache_salt)
+        return tracked.ask.owner if tracked.ask is not None and tracked.ask.known else None
+
+    def _note_session(self, tracked: _Tracked) -> None:
+        """Let what a session has by now be found by its name."""
+        owner, session = self._owner_of(tracked), tracked.hints.session
+        if session is not None and owner is not None:
+            self._asker.remember(Left(tracked.request.request_id, bytes(tracked.hashes), owner, session))
 
     def _save(self, tracked: _Tracked, done: int, tables: Sequence[Sequence[int]]) -> Iterable[SaveJob]:
         """A job for blocks `tracked.saved..done-1`, or for as many of them as may be held now."""
-        named, adapter = self._adapter_of(tracked)
+        owner = self._owner_of(tracked)
         assert self._pool is not None
         per_block = self.grid.per_block()
         room = int(self._pool.num_gpu_blocks * _HELD_SHARE) - self._held_blocks
         there = min(len(table) // count for table, count in zip(tables, per_block, strict=True))
         stop = min(done, there, tracked.saved + room // sum(per_block))
-        if not named or stop <= tracked.saved:
+        if owner is None or stop <= tracked.saved:
             self._tally.add("saves_postponed", 1)
             return
         cut: list[Table] = [
@@ -353,5 +375,8 @@ class SchedulerSide:
         self._held_blocks += len(blocks)
         hashes = bytes(tracked.hashes[: stop * HASH_BYTES])
         if self._events is not None:
-            self._events.note(tracked.request, hashes, adapter, start)
-        yield SaveJob(self._number, tracked.request.request_id, hashes, start, tuple(cut), adapter)
+            self._events.note(tracked.request, hashes, owner, start)
+        yield SaveJob(
+            self._number, tracked.request.request_id, hashes, start, tuple(cut), owner, tracked.hints.sight(),
+            tracked.hints.pin_s,
+        )  # fmt: skip

@@ -28,6 +28,7 @@ COUNTERS = {
     "saves_postponed": "Times a save had to wait because others held too many blocks",
     "blocks_not_whole": "Blocks not stored because a window had already moved on",
     "lookups_timed_out": "Lookups that did not answer in time",
+    "hints_ignored": "Hints of requests that were none, and were left out",
     "scheduler_calls": "Calls from vLLM's scheduler",
     "scheduler_calls_slow": "Calls from vLLM's scheduler that took more than 0.5 ms",
     "scheduler_seconds": "Time spent in calls from vLLM's scheduler",

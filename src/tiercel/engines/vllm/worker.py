@@ -160,7 +160,7 @@ class WorkerSide:
         started_s = time.monotonic()
         at, nbytes = job.start, 0
         try:
-            chain = names.chain(job.request, job.hashes, job.adapter)
+            chain = names.chain(job.request, job.hashes, job.owner)
             plan = _Plan(self._layout, names.identity.block_tokens, job.tables, job.start, job.skip_tokens)
             payload_bytes = self._layout.unit_bytes(names.identity.block_tokens)
             batch = max(1, _BATCH_BYTES // payload_bytes)
@@ -191,16 +191,21 @@ class WorkerSide:
             self._saved(job, skipped=started_s >= until_s, queued=True)
 
     def _write(self, job: SaveJob, names: Names, mark: Mark, deadline_s: float) -> int:
-        chain = names.chain(job.request, job.hashes, job.adapter)
+        chain = names.chain(job.request, job.hashes, job.owner)
         plan = _Plan(self._layout, names.identity.block_tokens, job.tables, job.start)
         payload_bytes = self._layout.unit_bytes(names.identity.block_tokens)
         batch = max(1, _BATCH_BYTES // payload_bytes)
-        with self._store.begin_store(chain, job.start, job.stop, payload_bytes, deadline_s) as lease:
+        with self._store.begin_store(
+            chain, job.start, job.stop, payload_bytes, deadline_s, job.sight
+        ) as lease:
             while rooms := lease.take(batch):
                 if self._closing:
                     return 0
                 self._mover.save(mark, [(room.payload, plan.copies(room.index)) for room in rooms])
-            return lease.commit()
+            stored = lease.commit()
+        if job.pin_s:
+            self._store.pin(chain, job.pin_s)
+        return stored
 
     # Ends of jobs.
 
