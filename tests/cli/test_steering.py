@@ -11,10 +11,14 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+from tests.store.support import RECORD, Served, chain, disk, put
 from tests.web.api.conftest import ServerProcess
 
 from tiercel.cli import run
 from tiercel.cli.explain import lines
+from tiercel.memory import Arena, ArenaKind
+from tiercel.store import LaneOptions, TieredStore
+from tiercel.store.sessions import tenant_of
 
 BLOCK = 32
 LONG = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 12
@@ -174,3 +178,44 @@ def test_a_decision_is_a_few_clear_lines() -> None:
         "both      450.0 ms, loading from the end while computing",
         "so        because",
     ]
+
+
+def test_a_daemon_steers_what_a_session_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For engines whose own servers have no such calls: an agent's pause under vLLM."""
+    tier = disk(tmp_path / "c")
+    arena = Arena(RECORD, 16, reserved=4, kind=ArenaKind.SHARED)
+    with Served(TieredStore(arena, [(tier, LaneOptions())])) as store:
+        socket = str(store.daemon.path)
+
+        def steer(action: str, *args: str) -> dict[str, Any]:
+            assert run(["cache", action, "--socket", socket, "--json", *args]) == 0
+            return dict(json.loads(capsys.readouterr().out))
+
+        agent = ("--session", "agent-7", "--salt", "t")
+        for salt, seed in (("t", 0), ("u", 1)):
+            put(store, chain(5, seed))  # type: ignore[arg-type]
+            store.sessions.note(tenant_of(salt), "agent-7", [chain(5, seed)])
+        told = {"object": "cache", "action": "demote", "blocks": 5, "done": 5}
+        assert steer("demote", *agent) == told
+        assert store.stats().ram_blocks == 5, "the other tenant's"
+        assert steer("prefetch", *agent)["done"] == 5
+        assert store.stats().ram_blocks == 10
+        assert steer("pin", *agent, "--ttl", "1h")["done"] == 5
+        assert store.stats().pins == 5
+        assert steer("unpin", *agent)["done"] == 5
+        assert store.stats().pins == 0
+        assert steer("drop", *agent)["done"] == 5
+        assert run(["cache", "drop", "--socket", socket, *agent]) == 2
+        said = capsys.readouterr().err
+        assert "session 'agent-7' is not known to the daemon" in said
+        assert said.count("\n") == 1
+        assert steer("demote", "--session", "agent-7", "--salt", "u")["done"] == 5
+        for wrong, words in (
+            (["a prompt"], "a daemon knows no prompts; accepted is --session"),
+            ([*agent, "--url", "http://127.0.0.1:1"], "accepted is one of them"),
+            (["--session", "a\nb"], "accepted are 1 to 256 printable characters"),
+        ):
+            assert run(["cache", "demote", "--socket", socket, *wrong]) == 2
+            assert words in capsys.readouterr().err
+    assert run(["cache", "demote", "--socket", socket, *agent]) == 2
+    assert "start one there" in capsys.readouterr().err

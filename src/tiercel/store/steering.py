@@ -1,13 +1,16 @@
-"""Putting one prompt away, and forgetting one: what people and agents ask for by name.
+"""Putting one prompt away, forgetting one, and whatever else people and agents ask for by name.
 
-Both act on a prompt's own blocks: from where no other prompt that is cached branches off any more, and on to
-what followed it, such as its answer. Neither raises for a fault of a tier. Called by the store without its
-lock; waits end at their deadline.
+`demote` and `drop` act on a prompt's own blocks: from where no other prompt that is cached branches off any
+more, and on to what followed it, such as its answer. Neither raises for a fault of a tier. Called by the
+store without its lock; waits end at their deadline.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiercel.blocks import BlockKey, Chain
@@ -15,9 +18,12 @@ from tiercel.store.leases import WriteLease
 from tiercel.store.ram import Entry, State
 
 if TYPE_CHECKING:
+    from tiercel.store.base import Store
     from tiercel.store.store import TieredStore
 
+ACTIONS = ("prefetch", "pin", "unpin", "demote", "drop")
 _WAKE_S = 0.1
+_GRACE_S = 5.0
 
 
 def demote(store: TieredStore, chain: Chain, deadline_s: float) -> int:
@@ -87,3 +93,47 @@ def drop(store: TieredStore, chain: Chain, deadline_s: float) -> int:
         for done in store.forget_in_tiers(doomed):
             done.wait(max(0.0, until_s - time.monotonic()))
     return len(gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """What was done to a session: of its `blocks`, how many were `done`."""
+
+    blocks: int
+    done: int
+
+
+def steer_session(
+    store: Store, action: str, tenant: bytes, session: str, *, ttl_s: float = 600.0, deadline_s: float = 10.0
+) -> Steered | None:
+    """Prefetch, pin, unpin, demote or drop (`ACTIONS`) what a tenant's session left, in any store.
+
+    None for a session that is not known, or not for this tenant. Waits for what it does, up to the deadline
+    for each part of a model that is split over ranks.
+    """
+    calls: dict[str, Callable[[Chain], int]] = {
+        "prefetch": lambda chain: _prefetched(store, chain, deadline_s),
+        "pin": lambda chain: store.pin(chain, ttl_s),
+        "unpin": lambda chain: _unpinned(store, chain),
+        "demote": lambda chain: store.demote(chain, deadline_s),
+        "drop": lambda chain: store.drop(chain, deadline_s),
+    }
+    chains = store.sessions.chains(tenant, session)
+    if not chains:
+        return None
+    done = sum(calls[action](chain) for chain in chains)
+    if action == "drop":
+        store.sessions.note(tenant, session, ())
+    return Steered(sum(len(chain) for chain in chains), done)
+
+
+def _prefetched(store: Store, chain: Chain, deadline_s: float) -> int:
+    try:
+        return store.prefetch(chain, deadline_s).result(deadline_s + _GRACE_S)
+    except (TimeoutError, CancelledError):
+        return 0
+
+
+def _unpinned(store: Store, chain: Chain) -> int:
+    store.unpin(chain)
+    return len(chain)
