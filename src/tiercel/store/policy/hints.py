@@ -13,6 +13,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from tiercel.config import parse_seconds
 from tiercel.errors import ConfigError, RequestError
@@ -89,7 +90,7 @@ def sift_hints(given: object, where: str = "tiercel") -> tuple[Hints, list[HintE
         told = _told(given, where)
     except HintError as error:
         return Hints(), [error]
-    right: dict[object, object] = {}
+    right: dict[Any, Any] = {}
     for name, value in islice(told.items(), _GIVEN_MAX):
         try:
             parse_hints({name: value}, where)
@@ -119,7 +120,7 @@ def parse_session(given: object, where: str) -> str:
     return given
 
 
-def _told(given: object, where: str) -> dict[object, object]:
+def _told(given: object, where: str) -> dict[Any, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
