@@ -8,8 +8,9 @@ import msgspec
 from rich.console import Console
 from tests.demo.conftest import make_turn
 
-from tiercel.demo.console import ConsoleScreen, one_line, show, store_cost_text, turn_text
+from tiercel.demo.console import ConsoleScreen, show, store_cost_text, turn_text
 from tiercel.demo.outcome import Outcome
+from tiercel.report.console import one_line
 
 
 def shown(outcome: Outcome) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiercel.demo.documents import Document
+from tiercel.bench.documents import Document
 from tiercel.demo.talk import new_talk, reusable_tokens
 
 DOCUMENT = Document("A text", "somewhere", "Once upon a time.", ("First?", "Second?", "Third?"))

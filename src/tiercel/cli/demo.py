@@ -72,8 +72,9 @@ def command(**given: Any) -> int:
             f"demo: {', '.join(missing)} not installed; accepted: pip install 'tiercel[transformers]'"
         )
     from tiercel.demo import DemoSettings, run_demo
-    from tiercel.demo.console import ConsoleScreen, make_console, show
+    from tiercel.demo.console import ConsoleScreen, show
     from tiercel.demo.report import write_report
+    from tiercel.report.console import make_console
 
     settings = DemoSettings(**_chosen(given))
     console = make_console()

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from tiercel.config import human_bytes
 from tiercel.demo.outcome import Outcome, Turn
-
-_PLAIN_WIDTH = 132
+from tiercel.report.console import one_line
 
 
 class ConsoleScreen:
@@ -150,14 +149,3 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(Text(one_line(outcome.summary()), style="bold"), soft_wrap=True)
     for problem in outcome.problems:
         console.print(Text(one_line(f"Not as it should be: {problem}"), style="bold red"), soft_wrap=True)
-
-
-def make_console() -> Console:
-    """stdout, wide enough for the table where no terminal says how wide it is."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
-
-
-def one_line(text: str) -> str:
-    """`text` without line breaks and control characters, which a file's name may hold."""
-    return "".join(char if char.isprintable() else " " for char in text)

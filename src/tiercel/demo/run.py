@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from tiercel.bench.documents import Document, choose_documents, cut_to_tokens
 from tiercel.blocks import Scope, record_bytes
 from tiercel.config import human_bytes
-from tiercel.demo.documents import Document, choose_documents, cut_to_tokens
-from tiercel.demo.facts import machine_facts
 from tiercel.demo.measure import Meter, warm_up
 from tiercel.demo.messages import Advanced, Done, Job, Message, Ready, Saying, Took
 from tiercel.demo.outcome import Fact, Gap, Outcome, Span, Turn
@@ -29,6 +28,7 @@ from tiercel.demo.settings import LOAD_DEADLINE_S, DemoSettings, store_config
 from tiercel.demo.talk import Talk, new_talk
 from tiercel.errors import ConfigError
 from tiercel.models import NOTE, demo_model_dir
+from tiercel.report.machine import machine_facts
 
 if TYPE_CHECKING:
     from tiercel.engines.transformers import TransformersEngine
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _RESTART_DEADLINE_S = 120.0
 _RESTART_TIMES = 3.0
 _DISK_ROOM = 1.2
+_PACKAGES = ("torch", "transformers")
 
 
 class Screen(Protocol):
@@ -78,7 +79,7 @@ def run_demo(settings: DemoSettings, screen: Screen) -> Outcome:
     """Run the demo. Blocks for minutes. Raises TiercelError for what makes it impossible to start."""
     screen.steps(3 * settings.conversations + 2 * settings.restarted + 1)
     with cache_place(settings.cache_dir, keep=settings.keep) as place:
-        notebook = _Notebook(facts=machine_facts())
+        notebook = _Notebook(facts=[Fact(*one) for one in machine_facts(_PACKAGES)])
         screen.say("preparing the model")
         folder = settings.model or demo_model_dir(notice=screen.line)
         origin_s, sizes, talks = _first_process(settings, screen, place, folder, notebook)

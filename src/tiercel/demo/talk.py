@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tiercel.demo.documents import Document
+from tiercel.bench.documents import Document
 
 Message = dict[str, str]
 

@@ -24,10 +24,11 @@ from tiercel.plan.simulate import (
     policy_hits,
     simulate,
 )
-from tiercel.plan.simulate.charts import charts, log_ticks
+from tiercel.plan.simulate.charts import charts
 from tiercel.plan.simulate.page import page_html, write_page
 from tiercel.plan.simulate.summary import capacity_for_shares, reuse_intervals
 from tiercel.plan.simulate.text import interval_text, print_report, tokens_text
+from tiercel.report.charts import log_ticks
 
 Make = Callable[..., Trace]
 BLOCK = 10**9

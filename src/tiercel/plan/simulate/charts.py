@@ -2,60 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from tiercel.plan.simulate.policies import POLICIES
 from tiercel.plan.simulate.text import interval_text
+from tiercel.report.charts import BarChart, Chart, LineChart, Series, cumulative, line_style
 
 Json = Mapping[str, Any]
-CDF_POINTS = 120
-# Okabe and Ito's palette: told apart with any kind of colour vision, on light and dark ground.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "1 2")
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A named line; `dash` is an SVG dash pattern, so that colour is not the only difference."""
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    color: str
-    dash: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LineChart:
-    """Lines over a logarithmic x axis; `y` is a share from 0 to `y_max`."""
-
-    key: str
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    y_max: float
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class BarChart:
-    """Shares per category."""
-
-    key: str
-    title: str
-    x_label: str
-    y_label: str
-    labels: tuple[str, ...]
-    values: tuple[float, ...]
-    note: str
-
-
-Chart = LineChart | BarChart
 
 
 def charts(data: Json, ttft_s: Mapping[str, Any]) -> list[Chart]:
@@ -81,7 +35,7 @@ def hit_curves(data: Json) -> LineChart | None:
             name,
             tuple(point[field] / scale for point in points),
             tuple(point["block_miss_ratio"] for point in points),
-            *_style(number),
+            *line_style(number),
         )
         for number, (name, points) in enumerate(curves.items())
     )
@@ -117,19 +71,10 @@ def reuse_bars(data: Json) -> BarChart | None:
 
 def waiting_curves(data: Json, ttft_s: Mapping[str, Any]) -> LineChart | None:
     """Time to first token: share of requests that have waited at most so long."""
-    samples = {name: np.sort(values) for name, values in ttft_s.items() if len(values)}
+    samples = {name: values for name, values in ttft_s.items() if len(values)}
     if not samples:
         return None
-    shares = np.linspace(0.005, 1.0, CDF_POINTS)
-    series = tuple(
-        Series(
-            name,
-            tuple(float(x) for x in np.maximum(np.quantile(values, shares), 1e-4)),
-            tuple(float(x) for x in shares),
-            *_style(number),
-        )
-        for number, (name, values) in enumerate(samples.items())
-    )
+    series = tuple(cumulative(name, values, number) for number, (name, values) in enumerate(samples.items()))
     return LineChart(
         "ttft",
         "Time to first token",
@@ -161,16 +106,3 @@ def write_bars(data: Json) -> BarChart | None:
         tuple(values),
         "Per host, or in all for a shared tier. 'seen twice' writes a block when it comes a second time.",
     )
-
-
-def _style(number: int) -> tuple[str, str]:
-    return PALETTE[number % len(PALETTE)], DASHES[number % len(DASHES)]
-
-
-def log_ticks(low: float, high: float) -> Sequence[float]:
-    """Powers of ten, with 2 and 5 between them where the range is short."""
-    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
-    steps = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)
-    ticks = [10.0**power * step for power in range(first, last + 1) for step in steps]
-    # Rounding must not lose the tick at an end of the axis.
-    return [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.errors import ConfigError
-from tiercel.plan.simulate.charts import PALETTE, BarChart, Chart, LineChart, charts, log_ticks
+from tiercel.plan.simulate.charts import charts
+from tiercel.report.charts import PALETTE, BarChart, Chart, LineChart, log_ticks
 
 DPI = 130
 _MATPLOTLIB_DASHES = {

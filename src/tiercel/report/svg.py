@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from math import log10
 
-from tiercel.plan.simulate.charts import PALETTE, BarChart, Chart, LineChart, Series, log_ticks
+from tiercel.report.charts import PALETTE, BarChart, Chart, LineChart, Series, log_ticks
 
 WIDTH, HEIGHT = 420, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 46

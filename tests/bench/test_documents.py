@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.demo.documents import built_in_documents, choose_documents, cut_to_tokens, user_document
+from tiercel.bench.documents import built_in_documents, choose_documents, cut_to_tokens, user_document
 from tiercel.errors import ConfigError
 
 

@@ -1,29 +1,39 @@
-"""How it was measured: the machine, the software and the settings of a run, as lines to show."""
+"""The machine a measurement ran on and how busy it was, as lines: without it a figure says nothing."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from tiercel import __version__
-from tiercel.demo.outcome import Fact
 
 
-def machine_facts() -> list[Fact]:
-    """The processor, its cores and load, memory and software. Shows nothing that it cannot find out."""
-    facts = [Fact("processor", _processor()), Fact("cores", _cores())]
+def machine_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
+    """The processor, its cores and load, memory and software, with the versions of those `packages` that are
+    installed. Shows nothing that it cannot find out.
+    """
+    facts = [("processor", _processor()), ("cores", _cores())]
     if memory := _memory_gib():
-        facts.append(Fact("memory", memory))
-    facts.append(Fact("load before the start", f"{os.getloadavg()[0]:.1f} processes (1 minute)"))
-    versions = [f"{name} {metadata.version(name)}" for name in ("torch", "transformers")]
+        facts.append(("memory", memory))
+    facts.append(("load before the start", f"{os.getloadavg()[0]:.1f} processes (1 minute)"))
     python = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
-    facts.append(
-        Fact("software", ", ".join([f"tiercel {__version__}", *versions, python, platform.system()]))
-    )
+    system = f"{platform.system()} {platform.release().partition('-')[0]}"
+    facts.append(("software", ", ".join([f"tiercel {__version__}", *_versions(packages), python, system])))
     return facts
+
+
+def _versions(packages: Sequence[str]) -> list[str]:
+    found = []
+    for name in packages:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _processor() -> str:

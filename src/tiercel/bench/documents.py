@@ -148,25 +148,25 @@ def _text_or_nothing(path: Path) -> str:
         return ""
 
 
-def user_document(path: Path) -> Document:
-    """Read a text file of the user's. Raises ConfigError when it is missing, empty, too large or not text."""
+def user_document(path: Path, flag: str = "--document") -> Document:
+    """Read a text file of the user's, which `flag` named. Raises ConfigError for what is no readable text."""
     try:
         raw = path.read_bytes()[: CHARS_MAX * 4 + 1] if path.is_file() else None
     except OSError as error:
-        raise ConfigError(f"--document: '{path}' cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{flag}: '{path}' cannot be read: {error.strerror or error}") from None
     if raw is None:
         what = "is not a file" if path.exists() else "does not exist"
-        raise ConfigError(f"--document: '{path}' {what}; accepted: a text file in UTF-8")
+        raise ConfigError(f"{flag}: '{path}' {what}; accepted: a text file in UTF-8")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ConfigError(f"--document: '{path}' is not text; accepted: a text file in UTF-8") from None
+        raise ConfigError(f"{flag}: '{path}' is not text; accepted: a text file in UTF-8") from None
     if "\0" in text:
-        raise ConfigError(f"--document: '{path}' is not text (it holds NUL); accepted: a text file in UTF-8")
+        raise ConfigError(f"{flag}: '{path}' is not text (it holds NUL); accepted: a text file in UTF-8")
     if not text.strip():
-        raise ConfigError(f"--document: '{path}' is empty; accepted: a text file in UTF-8")
+        raise ConfigError(f"{flag}: '{path}' is empty; accepted: a text file in UTF-8")
     if len(text) > CHARS_MAX:
-        raise ConfigError(f"--document: '{path}' is larger than the {CHARS_MAX:,} characters accepted")
+        raise ConfigError(f"{flag}: '{path}' is larger than the {CHARS_MAX:,} characters accepted")
     return Document(path.name, str(path), text, _ANY_QUESTIONS)
 
 
