@@ -25,9 +25,15 @@ class MemoryLimit:
 
 def host_limit(proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryLimit:
     """The smallest of the host's available memory and the free room of this process' cgroups."""
-    limits = [MemoryLimit(_meminfo_available(proc), "memory available on this host")]
-    limits += _cgroup_limits(proc, cgroup)
-    return min(limits, key=lambda limit: limit.available_bytes)
+    return min(memory_limits(proc, cgroup), key=lambda limit: limit.available_bytes)
+
+
+def memory_limits(proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[MemoryLimit]:
+    """The host's available memory, then the free room of each cgroup that bounds this process."""
+    return [
+        MemoryLimit(_meminfo_available(proc), "memory available on this host"),
+        *_cgroup_limits(proc, cgroup),
+    ]
 
 
 def filesystem_free_bytes(directory: Path) -> int:
