@@ -100,9 +100,10 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Pages that are made from the code; a test fails when they are out of date.
+# Pages and pictures that are made from the code (a test fails when they are out of date), then the site in build/site.
 docs: setup
-	$(BIN)/python -m tiercel.config > docs/configuration.md
+	$(BIN)/python -m scripts.docs_pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) $(LMCACHE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

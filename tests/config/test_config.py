@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiercel.config import Config
-from tiercel.config.reference import reference_page
 from tiercel.config.schema import TIERS, entries
 from tiercel.config.sources import variable_of
 from tiercel.errors import ConfigError
 
 GIB = 2**30
-REPOSITORY = Path(__file__).parents[2]
 # A setting and a value it accepts that is not its default; of every setting, by the test below.
 LEGAL: dict[str, str] = {
     "ram.size": "3GiB",
@@ -355,7 +353,3 @@ def test_a_password_in_an_address_is_never_shown(tmp_path: Path) -> None:
     assert "user:***@host" in effective(config, "serve.host")
     assert "hunter2" not in "\n".join(config.describe())
     assert "hunter2" not in refusal(tmp_path, flags={"ram.kind": address})
-
-
-def test_the_reference_page_is_up_to_date() -> None:
-    assert (REPOSITORY / "docs" / "configuration.md").read_text() == reference_page(), "run: make docs"
