@@ -10,30 +10,21 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from tests.servers.collector import Collector, HangingCollector, Seen, closed_url
 
-from tiercel.blocks import record_bytes
-from tiercel.config import ServeConfig
-from tiercel.engines.transformers import TransformersEngine
 from tiercel.errors import ConfigError
-from tiercel.memory import Arena
-from tiercel.store import TieredStore
 from tiercel.web.api import tracing
 from tiercel.web.api.app import make_app
-from tiercel.web.api.completions import Service
-from tiercel.web.api.engine import Loaded, ModelFacts
 from tiercel.web.api.tracing import Tracing, check_endpoint
 
 from .conftest import Stub
 from .test_bodies import CHAT, HELLO, PLAIN
+from .tiny import BLOCK, PROMPT, tiny_server
 
-IDS, BLOCK = "x-request-id", 16
-PROMPT = [3 + at % 100 for at in range(5 * BLOCK + 3)]
+IDS = "x-request-id"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 NESTED = {
     "first token": f"POST {PLAIN}", "decode": f"POST {PLAIN}", "wait": "first token", "lookup": "first token",
@@ -71,24 +62,9 @@ def traced(make_stub: Callable[..., Stub], collector: Collector) -> Iterator[tup
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[TestClient]:
     """A small model and a store, traced."""
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=1, bos_token_id=2,
-        initializer_range=0.2,
-    )  # fmt: skip
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     traces = Tracing(collector.url, "tiny")
-    with TieredStore(Arena(record_bytes(3 * 2 * 2 * BLOCK * 16 * 4), 64, reserved=8), []) as store:
-        engine = TransformersEngine(
-            folder, store, dtype="float32", device="cpu", block_tokens=BLOCK, load_always=True
-        )
-        object.__setattr__(engine.model, "eos_ids", frozenset())
-        facts = ModelFacts("tiny", "fp_0", 512, 128, False, False, "cpu")
-        service = Service(Loaded(engine, store, facts), ServeConfig())
-        with TestClient(make_app(service, tracing=traces)) as client:
-            yield client
+    with tiny_server(tmp_path_factory.mktemp("tiny"), tracing=traces) as (client, _):
+        yield client
     traces.close()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections import Counter
 from dataclasses import dataclass, field
 from http import HTTPMethod
 
@@ -71,14 +70,10 @@ class Exchange:
     def generated(self, job: Job, answer: Answer) -> None:
         """Take over what became of a job, as far as it came."""
         decision = answer.decision
-        places: Counter[str] = Counter()
-        if decision is not None:
-            places = Counter(decision.loaded) + Counter(decision.met)
-        size = decision.block_tokens if decision is not None else 0
         self.generation = Generation(
             prompt_tokens=answer.prompt_tokens,
             answer_tokens=answer.tokens,
-            reused={place: blocks * size for place, blocks in places.items()},
+            reused={} if decision is None else dict(decision.reused_tokens),
             begun_s=job.begun_s,
             first_token_s=job.first_token_s,
             decision=decision,

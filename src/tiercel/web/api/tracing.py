@@ -125,15 +125,16 @@ class Tracing:
         inner = self._within(first)
         self._span("wait", arrived_s, begun_s, inner)
         if (done := engine.decision) is not None:
-            # A decision is dated when its prefill ends; the others came right before.
-            at_s = min(done.at_s, first_s)
-            prefill_s = at_s - done.prefill_s
-            load_s = prefill_s - done.load_s
-            self._span("lookup", load_s - done.lookup_s, load_s, inner, _places("found", done.found))
+            # A decision is dated at its first token, and its engine's clock began just before the lookup.
+            dated_s = min(done.at_s or first_s, first_s)
+            lookup_s = max(begun_s, dated_s - (done.ttft_s or first_s - begun_s))
+            load_s = lookup_s + done.lookup_s
+            prefill_s = load_s + done.load_s
+            self._span("lookup", lookup_s, load_s, inner, _places("found", done.found))
             if done.found:
                 self._span("load", load_s, prefill_s, inner, _places("loaded", done.loaded))
             computed = {"tiercel.computed_tokens": done.computed_tokens} | _places("met", done.met)
-            self._span("prefill", prefill_s, at_s, inner, computed)
+            self._span("prefill", prefill_s, prefill_s + done.prefill_s, inner, computed)
         first.end(_ns(first_s))
         self._span("decode", first_s, epoch_s + exchange.ended_s, whole)
 
