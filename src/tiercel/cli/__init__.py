@@ -54,6 +54,7 @@ COMMANDS: dict[str, Row] = {
         "tiercel.cli.cache:command", "List, verify, clear, copy, warm or steer what is cached.", RUN
     ),
     "explain": Row("tiercel.cli.explain:command", "What a server would do with a prompt, and why.", RUN),
+    "top": Row("tiercel.cli.top:command", "Watch a running daemon or server in the terminal.", RUN),
     "doctor": Row("tiercel.cli.doctor:command", "Check this host, the configuration and what runs.", RUN),
     "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),
 }

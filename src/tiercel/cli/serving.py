@@ -79,8 +79,11 @@ def named_prompt(
     return body | {"prompt": prompt if file is None else _text_of(file)}
 
 
-def ask(url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a POST. Raises ConfigError if the server cannot be asked, RequestError if it refuses."""
+def ask(url: str, path: str, body: Mapping[str, Any] | None, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+    """The answer to a POST, or without a body to a GET.
+
+    Raises ConfigError if the server cannot be asked, RequestError if it refuses.
+    """
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(API_KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
@@ -88,10 +91,11 @@ def ask(url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url}: is no URL; accepted: such as {URL}")
     try:
-        asked = urllib.request.Request(f"{base}{path}", json.dumps(body).encode(), headers)
+        raw = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(f"{base}{path}", raw, headers)
         # A proxy of the environment would be asked for this host's own addresses too.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
-        with opener.open(asked, timeout=_TIMEOUT_S) as answer:
+        with opener.open(asked, timeout=timeout_s) as answer:
             return _object(answer.read(_ANSWER_BYTES_MAX), url)
     except urllib.error.HTTPError as refusal:
         with refusal:
