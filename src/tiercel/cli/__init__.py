@@ -48,6 +48,7 @@ COMMANDS: dict[str, Row] = {
     "dashboard": Row(
         "tiercel.cli.dashboard:command", "The calculator and planner as a page, served or written.", SIZE
     ),
+    "bench": Row("tiercel.cli.bench:command", "Workloads with offloading and without, side by side.", TRY),
     "serve": Row("tiercel.cli.serve:command", "An OpenAI-compatible server on a cached model.", RUN),
     "daemon": Row("tiercel.cli.daemon:command", "One store for all engines of this host.", RUN),
     "cache": Row(

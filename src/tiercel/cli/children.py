@@ -12,6 +12,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import IO
 
 from tiercel.errors import ConfigError
 
@@ -19,17 +20,26 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A running process and all that it starts. Raises ConfigError when it cannot be started."""
+    """A running process and all that it starts; what it says goes to `log`, if there is one.
+
+    Raises ConfigError when it cannot be started.
+    """
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], *, reads_output: bool = False
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        reads_output: bool = False,
+        log: IO[bytes] | None = None,
     ) -> None:
         try:
             # Started from the main thread: the kernel watches the thread that forks.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if reads_output else None,
+                stdout=subprocess.PIPE if reads_output else log,
+                stderr=log,
                 env=dict(environ),
                 start_new_session=True,
                 preexec_fn=_dies_with(os.getpid()),

@@ -21,20 +21,20 @@ from tiercel.errors import ConfigError, ModelError
 
 _NAME_CHARS_MAX = 256
 _HEADER_TEXT = re.compile(r"[!-~]+")
-_NEEDED = ("starlette", "uvicorn", "torch", "transformers")
-_FLAGS = "tiercel.engine_flags"
+NEEDED = ("starlette", "uvicorn", "torch", "transformers")
+ENGINE_FLAGS = "tiercel.engine_flags"
 
 
-class _WithEngineFlags(click.Command):
+class WithEngineFlags(click.Command):
     """A command that leaves everything after `--` to the engine."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_FLAGS] = tuple(args[at + 1 :])
+        ctx.meta[ENGINE_FLAGS] = tuple(args[at + 1 :])
         return super().parse_args(ctx, args[:at])
 
 
-@click.command("serve", cls=_WithEngineFlags)
+@click.command("serve", cls=WithEngineFlags)
 @click.argument("model", required=False, type=click.Path(path_type=Path))
 @click.option("--model", "model_option", type=click.Path(path_type=Path), help="The same as MODEL.")
 @click.option("--name", help="What the model is called in the API [default: as its folder].")
@@ -54,7 +54,7 @@ class _WithEngineFlags(click.Command):
 )
 @click.option("--print-command", is_flag=True, help="vllm: print what would be run, and run nothing.")
 @click.option(
-    "--otlp-traces-endpoint", "otlp", metavar="URL", help="OpenTelemetry collector to send requests' spans to."
+    "--otlp-traces-endpoint", "otlp", metavar="URL", help="OpenTelemetry collector for spans of requests."
 )
 @log_format_option
 @config_options
@@ -107,9 +107,9 @@ def command(
         raise ConfigError(f"MODEL is {model} and --model is {model_option}; accepted is one of them")
     _check_name(name)
     api_key = _api_key()
-    flags_of_engine: tuple[str, ...] = context.meta[_FLAGS]
+    flags_of_engine: tuple[str, ...] = context.meta[ENGINE_FLAGS]
     chosen = model or model_option
-    if _engine(engine, chosen, flags_of_engine) == "vllm":
+    if chosen_engine(engine, chosen, flags_of_engine) == "vllm":
         if otlp is not None:
             raise ConfigError("--otlp-traces-endpoint: vLLM sends its own spans; accepted after --")
         context.exit(
@@ -133,7 +133,7 @@ def _serve_here(
     otlp: str | None,
 ) -> None:
     """Serve with our own engine, in this process."""
-    if missing := [package for package in _NEEDED if find_spec(package) is None]:
+    if missing := [package for package in NEEDED if find_spec(package) is None]:
         raise ConfigError(
             f"serve: {', '.join(missing)} not installed; accepted: pip install 'tiercel[serve,transformers]'"
         )
@@ -163,7 +163,7 @@ def _serve_here(
         server.serve(loaded, config, bound, api_key=api_key, ready=ready, tracing=tracing)
 
 
-def _engine(asked: str, model: Path | None, flags: Sequence[str]) -> str:
+def chosen_engine(asked: str, model: Path | None, flags: Sequence[str]) -> str:
     """Without a model it is a try-out, which our own engine is faster to show."""
     if asked != "auto":
         return asked

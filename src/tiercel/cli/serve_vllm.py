@@ -209,7 +209,7 @@ def _until_ready(engine: Child, url: str, deadline_s: float, signals: _Signals) 
         if (code := engine.exit_code) is not None:
             _say(f"vLLM ended with exit code {code} before it was ready")
             return code or 1
-        if _healthy(url):
+        if healthy(url):
             return None
         if time.monotonic() > until_s:
             _say(f"vLLM was not ready within {deadline_s:g} s; raise --ready-deadline if it needs longer")
@@ -217,7 +217,8 @@ def _until_ready(engine: Child, url: str, deadline_s: float, signals: _Signals) 
     return 0
 
 
-def _healthy(url: str) -> bool:
+def healthy(url: str) -> bool:
+    """Whether a server at `url` says that it takes requests."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     # Listening everywhere includes the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
