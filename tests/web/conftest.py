@@ -23,14 +23,18 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
+    """The planner, with nothing to watch beside it."""
     serving = pytest.importorskip("tiercel.web.serving", reason="uvicorn or starlette is not installed")
-    with serving.served() as found:
-        yield found
+    from tiercel.web.listening import bind
+    from tiercel.web.watch.app import make_planner
+
+    with serving.served(bind("127.0.0.1", 0), make_planner()) as url:
+        yield f"{url}/plan"
 
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiercel.web.export import export
+    from tiercel.web.planner.export import export
 
     folder = tmp_path_factory.mktemp("page") / "export"
     export(folder)

@@ -1,1 +1,1 @@
-"""The calculator and planner as one page: served, or written as files that work without a server."""
+"""What is asked over HTTP: the site (live and plan), its figures, and the server of prompts."""

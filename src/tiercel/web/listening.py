@@ -13,14 +13,17 @@ from tiercel.errors import ConfigError
 _BACKLOG = 256
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not yet listening. Raises ConfigError in one line."""
+def bind(host: str, port: int, named: tuple[str, str] = ("serve.host", "serve.port")) -> socket.socket:
+    """A socket bound to the address and listening. Raises ConfigError in one line.
+
+    `named` is what host and port are called where they were given.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"serve.host: '{host}' is not an address of this host: {error}") from None
+        raise ConfigError(f"{named[0]}: '{host}' is not an address of this host: {error}") from None
     one = socket.socket(family, kind, protocol)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,7 +34,7 @@ def bind(host: str, port: int) -> socket.socket:
         one.close()
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"serve.port: cannot listen on {host} port {port}: {reason}; accepted is a free port, 0 takes any"
+            f"{named[1]}: cannot listen on {host} port {port}: {reason}; accepted is a free port, 0 takes any"
         ) from None
     return one
 

@@ -1,4 +1,4 @@
-"""What the page is made of: its files, the choices of its form, and the numbers of the page without a server.
+"""What the planner is made of: the choices of its form, and the numbers of the page without a server.
 
 Every number comes from the planner. The written page gets per-model coefficients computed here and the
 planner's own sheet printed as JavaScript; it has no formulas of its own.
@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 from tiercel import __version__
@@ -27,7 +26,8 @@ from tiercel.plan.planner_options import OPTIONS, request_from
 from tiercel.plan.planner_sheet import JAVASCRIPT_PRELUDE
 from tiercel.plan.weights import weight_format
 
-FILES = {"index.html": "text/html", "app.css": "text/css", "app.js": "text/javascript"}
+PAGE = "plan.html"
+FILES = ("plan.css", "plan.js")
 DATA_FILE = "data.js"
 KV_DTYPES = ("bfloat16", "fp8", "int4_per_token_head", "nvfp4", "fp8_ds_mla")
 WEIGHTS = ("bf16", "fp8", "awq-int4")
@@ -44,11 +44,6 @@ KV_INPUTS = (
     "rank_fixed_bytes",
 )
 WEIGHT_INPUTS = ("weight_bytes", "active_weight_bytes")
-
-
-def file_text(name: str) -> str:
-    """One of the page's own files."""
-    return resources.files("tiercel.web").joinpath("static", name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=256)
@@ -126,9 +121,13 @@ def coefficients(model: PlanModel) -> dict[str, Any]:
     return {"same": same, "weights": weights, "kv": kv}
 
 
-def data_script(static: bool) -> str:
-    """`data.js`: the form's choices, and with `static` all that the page needs to plan by itself."""
-    lines = ['"use strict";', f"const TIERCEL = {_json(choices() | {'static': static})};"]
+def data_script(*, static: bool = False, live: bool = False) -> str:
+    """`data.js`: the form's choices, and with `static` all that the page needs to plan by itself.
+
+    `live`: whether the site has figures of a running store to show as well.
+    """
+    told = choices() | {"static": static, "live": live}
+    lines = ['"use strict";', f"const TIERCEL = {_json(told)};"]
     if static:
         links = {link.name: asdict(link) for link in hardware.LINKS.values()}
         gpus = {

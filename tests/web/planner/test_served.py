@@ -12,16 +12,21 @@ from tiercel.cli.dashboard import command
 from tiercel.errors import ConfigError
 from tiercel.plan.planner import as_json, make_plan
 from tiercel.plan.planner_options import request_from
-from tiercel.web import page
-from tiercel.web.export import export
+from tiercel.web import assets
+from tiercel.web.planner import page
+from tiercel.web.planner.export import export
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 
 
+def origin(address: str) -> str:
+    return address.removesuffix("/plan")
+
+
 def test_the_plan_is_the_commands_plan(address: str) -> None:
     given = {"model": "Llama-3.1-8B", "gpu": "l4", "sessions": "12", "context": "4096", "idle": "30s"}
-    answer = httpx.get(f"{address}/api/plan", params=given)
+    answer = httpx.get(f"{origin(address)}/api/plan", params=given)
     options = {name: text for name, text in given.items() if name != "model"}
     plan = as_json(make_plan(request_from("Llama-3.1-8B", options)))
     assert answer.json() == json.loads(json.dumps(plan))
@@ -38,7 +43,7 @@ def test_the_plan_is_the_commands_plan(address: str) -> None:
     ],
 )
 def test_a_bad_query_is_refused_in_one_line(address: str, given: dict[str, str], words: str) -> None:
-    answer = httpx.get(f"{address}/api/plan", params=given)
+    answer = httpx.get(f"{origin(address)}/api/plan", params=given)
     assert answer.status_code == 400
     assert words in answer.json()["error"]
 
@@ -50,24 +55,34 @@ def test_no_file_of_the_machine_is_opened(address: str, tmp_path: Path) -> None:
              "vocab_size": 100, "intermediate_size": 128}  # fmt: skip
     file.write_text(json.dumps(llama), encoding="utf-8")
     assert request_from(str(file), {}).model.name == str(file)
-    answer = httpx.get(f"{address}/api/plan", params={"model": str(file)})
+    answer = httpx.get(f"{origin(address)}/api/plan", params={"model": str(file)})
     assert answer.status_code == 400
     assert "not built in" in answer.json()["error"]
-    for name in ("app.py", "..%2Fapp.py", "static", "%2Fetc%2Fpasswd"):
-        assert httpx.get(f"{address}/{name}").status_code == 404
+    for name in (
+        "app.py",
+        "assets/..%2Fassets.py",
+        "assets/../site.py",
+        "assets/%2Fetc%2Fpasswd",
+        "assets/plan.html",
+    ):
+        assert httpx.get(f"{origin(address)}/{name}").status_code == 404
 
 
 def test_files_and_headers(address: str) -> None:
     for name, kind in (
-        ("", "text/html"),
-        ("app.js", "javascript"),
-        ("app.css", "css"),
-        ("data.js", "javascript"),
+        ("plan", "text/html"),
+        ("assets/plan.js", "javascript"),
+        ("assets/plan.css", "css"),
+        ("assets/site.css", "css"),
+        ("assets/data.js", "javascript"),
     ):
-        answer = httpx.get(f"{address}/{name}")
+        answer = httpx.get(f"{origin(address)}/{name}")
         assert answer.status_code == 200
         assert kind in answer.headers["content-type"]
-        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert (
+            "default-src 'none'; script-src 'self'; style-src 'self';"
+            in answer.headers["content-security-policy"]
+        )
 
 
 def test_it_listens_on_loopback(address: str) -> None:
@@ -75,8 +90,8 @@ def test_it_listens_on_loopback(address: str) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    for name in page.FILES:
-        text = page.file_text(name).replace("http://www.w3.org/2000/svg", "")
+    for name in (*assets.FILES, *assets.PAGES):
+        text = assets.text(name).replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text
         assert "https://" not in text
 
@@ -91,16 +106,27 @@ def test_export_replaces_its_own_files_only(tmp_path: Path) -> None:
 
 def test_the_command_exports(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["--export", str(tmp_path / "page")], catch_exceptions=False)
-    assert "wrote 4 files" in result.output
+    assert "wrote 5 files" in result.output
     assert (tmp_path / "page" / "index.html").exists()
 
 
 def test_a_taken_port_is_one_line(address: str) -> None:
-    with pytest.raises(ConfigError, match="accepted: a free address"):
-        CliRunner().invoke(command, ["--port", address.rpartition(":")[2]], catch_exceptions=False)
+    with pytest.raises(
+        ConfigError, match=r"--port: cannot listen on 127\.0\.0\.1 .*; accepted is a free port"
+    ):
+        CliRunner().invoke(command, ["--port", origin(address).rpartition(":")[2]], catch_exceptions=False)
 
 
 def test_the_list_holds_the_models_that_need_no_parameters_told() -> None:
     names = {model.name for model in page.plannable()}
     assert page.DEFAULT_MODEL in names
     assert len(names) > 60
+
+
+def test_where_nothing_is_watched_the_site_is_the_planner_and_says_how_to_connect(address: str) -> None:
+    answer = httpx.get(f"{origin(address)}/", follow_redirects=False)
+    assert answer.status_code == 307
+    assert answer.headers["location"] == "plan"
+    assert '"live":false' in httpx.get(f"{origin(address)}/assets/data.js").text
+    for path in ("/v1/overview", "/v1/cache/clear", "/metrics"):
+        assert httpx.get(f"{origin(address)}{path}").status_code == 404

@@ -14,7 +14,7 @@ from tiercel.plan.planner import as_json, make_plan
 from tiercel.plan.planner_formulas import SHEET
 from tiercel.plan.planner_options import request_from
 from tiercel.plan.planner_sheet import JAVASCRIPT_PRELUDE
-from tiercel.web import page as page_module
+from tiercel.web.planner import page as page_module
 
 SEED = 20_260_530
 OFFLINE = """(options) => {

@@ -1,11 +1,12 @@
-"""The page as files: a folder to open from disk or put on any web server, with no Python behind it."""
+"""The planner as files: a folder to open from disk or put on any web server, with no Python behind it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tiercel.errors import ConfigError
-from tiercel.web import page
+from tiercel.web import assets
+from tiercel.web.planner import page
 
 
 def export(folder: Path) -> list[Path]:
@@ -13,12 +14,12 @@ def export(folder: Path) -> list[Path]:
 
     Raises ConfigError where the folder holds anything else or cannot be written.
     """
-    texts = {name: page.file_text(name) for name in page.FILES}
-    texts[page.DATA_FILE] = page.data_script(static=True)
+    texts = {f"assets/{name}": assets.text(name) for name in (assets.SHARED, *page.FILES)}
+    texts |= {"index.html": assets.text(page.PAGE), f"assets/{page.DATA_FILE}": page.data_script(static=True)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in texts)
-        if foreign:
+        (folder / "assets").mkdir(parents=True, exist_ok=True)
+        there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+        if foreign := sorted(there - texts.keys()):
             raise ConfigError(
                 f"--export: {folder} holds {foreign[0]!r}; "
                 "accepted: a new or empty folder or an earlier export"

@@ -5,7 +5,10 @@
 const $ = (id) => document.getElementById(id);
 const el = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "style") node.style.cssText = value; // the page's policy forbids the attribute, not the property
+    else node.setAttribute(name, value);
+  }
   node.append(...children);
   return node;
 };
@@ -179,7 +182,7 @@ async function refresh() {
 }
 
 async function servedPlan(all) {
-  const answer = await fetch(`/api/plan?${new URLSearchParams(all)}`);
+  const answer = await fetch(`api/plan?${new URLSearchParams(all)}`);
   return answer.json();
 }
 
@@ -488,6 +491,9 @@ async function copy(text, button) {
   setTimeout(() => { button.textContent = before; }, 1500);
 }
 
+$("tabs").hidden = T.static;
+if (!T.live) $("tabs").querySelector("a").remove();
+$("connect").hidden = T.static || T.live;
 build();
 read();
 for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copy($(button.dataset.copy).textContent, button));
