@@ -246,7 +246,7 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
         """What workers report."""
         if self._scheduler is None:
             return
-        self._scheduler.side.ended()
+        self._scheduler.side.ended(connector_output.finished_recving or ())
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, TiercelWorkerMetadata):
             self._scheduler.side.reported(meta.done)

@@ -14,6 +14,7 @@ import vllm
 
 from tiercel.blocks import Identity
 from tiercel.config import Config, human_bytes
+from tiercel.engines.vllm.accounts import Accounts
 from tiercel.engines.vllm.asker import Asker
 from tiercel.engines.vllm.events import EventSource
 from tiercel.engines.vllm.jobs import Shard
@@ -135,12 +136,14 @@ def open_scheduler(
     asker.use(named)
     grid = Grid(block_tokens, _hash_tokens(config, cache), _group_tokens(cache))
     speculative = config.speculative_config
+    drops_last = speculative is not None and speculative.use_eagle()
     side = SchedulerSide(
         asker,
         grid,
         named[0].identity,
+        Accounts(store.report, block_tokens, drops_last=drops_last),
         workers=config.parallel_config.world_size,
-        drops_last=speculative is not None and speculative.use_eagle(),
+        drops_last=drops_last,
         tally=tally,
     )
     wanted = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiercel.blocks import Identity
+from tiercel.engines.vllm.accounts import Accounts, by_place
 from tiercel.engines.vllm.asker import Ask, Asker, Left
 from tiercel.engines.vllm.hints import read_hints
 from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, Owner, SaveJob, Step, Table, writable_from
@@ -84,11 +85,20 @@ class SchedulerSide:
     """Belongs to the scheduler's thread."""
 
     def __init__(
-        self, asker: Asker, grid: Grid, identity: Identity, *, workers: int, drops_last: bool, tally: Tally
+        self,
+        asker: Asker,
+        grid: Grid,
+        identity: Identity,
+        accounts: Accounts,
+        *,
+        workers: int,
+        drops_last: bool,
+        tally: Tally,
     ) -> None:
         self.grid = grid
         self.identity = identity
         self._asker = asker
+        self._accounts = accounts
         self._workers = workers
         self._drops_last = drops_last
         self._tally = tally
@@ -119,6 +129,7 @@ class SchedulerSide:
         hints = read_hints(request.kv_transfer_params, self._tally)
         tracked = _Tracked(request, not request.skip_reading_prefix_cache and hints.load, hints)
         self._requests[request.request_id] = tracked
+        self._accounts.began(request)
         self._extend(tracked)
         self._ask(tracked)
         self._note_session(tracked)
@@ -126,22 +137,30 @@ class SchedulerSide:
     def matched(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
         """How many tokens beyond `local_tokens` can be loaded; None while that is not known yet."""
         tracked = self._requests.get(request.request_id)
+        tokens = self._more(request, tracked, local_tokens)
+        if tokens is None:
+            self._accounts.waits(request.request_id)
+            return None, False
+        self._accounts.matched(request.request_id, local_tokens, None if tracked is None else tracked.ask)
+        return tokens, tokens > 0
+
+    def _more(self, request: Request, tracked: _Tracked | None, local_tokens: int) -> int | None:
         if tracked is None or not tracked.reads or tracked.failed:
-            return 0, False
+            return 0
         if tracked.ask is None or self._stale(tracked):
             self._extend(tracked)
             self._ask(tracked)
         ask = tracked.ask
         if ask is None:
-            return 0, False
+            return 0
         # One wait a step: of many requests without an answer, each would hold up all that run.
         if ask.hit is None and (self._asking or not ask.answered.wait(_PATIENCE_S)):
             if time.monotonic() < ask.until_s:
                 self._asking = True
-                return None, False
+                return None
             self._tally.add("lookups_timed_out", 1)
             tracked.reads = False
-            return 0, False
+            return 0
         blocks = 0 if ask.hit is None else ask.hit.worth
         if self._drops_last and blocks:
             blocks -= 1  # a drafter's last entry depends on the token after it
@@ -149,22 +168,16 @@ class SchedulerSide:
         tokens = min(blocks * self.grid.block_tokens, self._readable_tokens(request))
         self._found(tracked, tokens - local_tokens)
         if tokens <= local_tokens:
-            return 0, False
+            return 0
         tracked.offered = (local_tokens, tokens - local_tokens)
-        return tokens - local_tokens, True
+        return tokens - local_tokens
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Tokens of an accepted offer by the place they lie in."""
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.ask is None or tracked.ask.hit is None:
             return {}
-        size, found = self.grid.block_tokens, tracked.ask.hit.sources
-        local = tracked.offered[0]
-        places: dict[str, int] = {}
-        for at in range(local // size, min(len(found), -(-(local + tokens) // size))):
-            inside = min((at + 1) * size, local + tokens) - max(at * size, local)
-            places[found[at]] = places.get(found[at], 0) + inside
-        return places
+        return by_place(tracked.ask.hit.sources, self.grid.block_tokens, tracked.offered[0], tokens)
 
     def allocated(self, request: Request, tables: Sequence[Sequence[int]], tokens: int) -> None:
         """vLLM has made room for `tokens` tokens of an offer: load them with this step's work."""
@@ -190,6 +203,7 @@ class SchedulerSide:
             )
         )
         tracked.saved = max(tracked.saved, stop)
+        self._accounts.loading(request.request_id, tokens)
 
     # Keeping.
 
@@ -197,6 +211,7 @@ class SchedulerSide:
         """The work that goes with this step: loads accepted since the last, saves of what it completes."""
         saves: list[SaveJob] = []
         self._begin(output)
+        self._accounts.scheduled(output.num_scheduled_tokens)
         state = output.kv_connector_block_state
         if state is not None:
             for request, tokens in output.num_scheduled_tokens.items():
@@ -216,6 +231,7 @@ class SchedulerSide:
 
     def finished(self, request: Request) -> None:
         """vLLM forgets a request. What is being saved of it stays held."""
+        self._accounts.finished(request)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is not None:
             self._extend(tracked)
@@ -223,9 +239,10 @@ class SchedulerSide:
         for held in self._held.values():
             held.orphaned |= held.request == request.request_id
 
-    def ended(self) -> None:
-        """The results of a step are in."""
+    def ended(self, loaded: Iterable[str] = ()) -> None:
+        """The results of a step are in, and these loads are over."""
         self._pace.ended(time.monotonic())
+        self._accounts.ended(loaded)
 
     def reported(self, done: Done) -> None:
         """Workers finished something: let go of what all of them are done with."""
