@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,7 @@ from tests.store.support import (
 )
 
 from tiercel.blocks import BlockKey
-from tiercel.store import LaneOptions, PrefillCost, Prompt, TieredStore
-from tiercel.store import choosing
+from tiercel.store import LaneOptions, PrefillCost, Prompt, TieredStore, choosing
 from tiercel.tiers import Outcome
 
 # A block of four tokens costs 40 ms to compute.
@@ -124,3 +125,28 @@ def test_backward_it_ends_at_the_first_block_that_is_gone(tmp_path: Path) -> Non
         store.ram.remove(entry)
     with store.acquire(chain(8), 5.0, backward=True) as lease:
         assert [block.index for block in lease.ready(100)] == [7, 6, 5]
+
+
+def test_d21_fifty_requests_for_one_prefix_on_a_slow_tier_cost_one_load(tmp_path: Path) -> None:
+    """6,144 tokens in blocks of 256; nobody queues behind another one's load."""
+    blocks, readers = 24, 50
+    tier = Slowable(disk(tmp_path / "d"))
+    store = make_store((tier, LaneOptions(read_workers=2)), slots=64)
+    put(store, chain(blocks))
+    assert store.flush(10)
+    drop_ram(store)
+    tier.delay_s = 0.02
+    together = threading.Barrier(readers)
+
+    def read(_: int) -> tuple[int, float]:
+        together.wait(10)
+        started_s = time.monotonic()
+        return len(get(store, chain(blocks), 30.0)), time.monotonic() - started_s
+
+    with ThreadPoolExecutor(readers) as threads:
+        got = list(threads.map(read, range(readers)))
+    assert {count for count, _ in got} == {blocks}
+    assert len(tier.reads) == len(set(tier.reads)) == blocks
+    # One after the other it would be fifty times the 24 reads of 20 ms, two at a time.
+    assert max(took_s for _, took_s in got) < readers * blocks * tier.delay_s / 2 / 4
+    assert_nothing_leaked(store)

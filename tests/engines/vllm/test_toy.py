@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engines.vllm.toy import BLOCK, Toy, ToyEngine, prompt, toy_store
 from tests.store.support import FaultyTier, disk, drop_ram
 from vllm.lora.request import LoRARequest
 
+from tiercel.engines.vllm import naming
 from tiercel.store import LaneOptions, TieredStore
 
 
@@ -343,4 +345,44 @@ def test_fifty_requests_for_one_prefix_cost_one_load(tmp_path: Path) -> None:
         for number in range(50):
             engine.check(f"r{number}")
         assert len(tier.reads) == len(set(tier.reads)) == 10
+        engine.settled()
+
+
+def test_d38_a_request_that_waits_for_room_is_named_and_looked_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks for it in every step that has no room for it; it must not be hashed again each time."""
+    store, looked_up, named = toy_store(), list[int](), list[int]()
+    lookup, rechain = store.lookup, naming.Scope.rechain
+
+    def counted(chain: Any, *args: Any, **options: Any) -> Any:
+        looked_up.append(len(chain))
+        return lookup(chain, *args, **options)
+
+    def naming_them(scope: Any, hashes: Any, parents: Any = ()) -> Any:
+        named.append(len(hashes))
+        return rechain(scope, hashes, parents)
+
+    with Toy(tmp_path, store, blocks=33).start() as engine:
+        engine.run("cold", prompt(321))
+        engine.forget()
+        monkeypatch.setattr(store, "lookup", counted)
+        engine.add("runs", prompt(280, 1), 150)
+        engine.step()
+        asked = engine.connector._scheduler.side.matched
+        waits = list[int]()
+        monkeypatch.setattr(
+            engine.connector._scheduler.side, "matched", lambda *args: waits.append(1) or asked(*args)
+        )
+        looked_up.clear()
+        monkeypatch.setattr(naming.Scope, "rechain", naming_them)
+        engine.add("waits", prompt(321), 2)
+        for _ in range(100):
+            engine.step()
+        assert len(waits) >= 90
+        assert looked_up == [20]
+        assert sum(named) <= 20 + 280 // BLOCK + 10, "each block once, those of the other request included"
+        monkeypatch.undo()
+        engine.drain()
+        engine.check("waits")
         engine.settled()
