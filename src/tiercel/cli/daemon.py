@@ -6,11 +6,13 @@ import json
 import logging
 import signal
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 import msgspec
 
+from tiercel.cli.daemon_http import http_beside
 from tiercel.cli.notify import notify
 from tiercel.cli.options import config_options, load_config, log_format_option
 from tiercel.config import Config, default_socket, human_bytes, parse_seconds
@@ -19,6 +21,10 @@ from tiercel.config import Config, default_socket, human_bytes, parse_seconds
 @click.group("daemon", invoke_without_command=True)
 @click.option("--socket", "path", type=click.Path(path_type=Path), help="Unix socket to serve on.")
 @click.option("--exit-when-idle", metavar="TIME", help="End when no engine was connected for so long.")
+@click.option("--http", metavar="HOST:PORT", help="Serve a dashboard and /metrics there too.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="Token for its buttons; else one is made."
+)
 @log_format_option
 @config_options
 @click.pass_context
@@ -26,6 +32,8 @@ def command(
     context: click.Context,
     path: Path | None,
     exit_when_idle: str | None,
+    http: str | None,
+    token_file: Path | None,
     log_format: str,
     config_file: Path | None,
     settings: Sequence[str],
@@ -35,6 +43,7 @@ def command(
     \b
     tiercel daemon --set ram.size=16GiB
     tiercel daemon --config /etc/tiercel.toml
+    tiercel daemon --http 127.0.0.1:8090
     tiercel daemon status
 
     Engines find it by the same daemon.socket. Their KV stays when they end; disk tiers also stay when the
@@ -49,7 +58,7 @@ def command(
     from tiercel.service.logs import set_up
 
     set_up(log_format)
-    _serve(config, socket_path, idle_exit_s)
+    _serve(config, socket_path, idle_exit_s, http, token_file)
 
 
 @command.command("status")
@@ -94,7 +103,9 @@ def status(socket_path: Path, as_json: bool) -> None:
     )
 
 
-def _serve(config: Config, socket_path: Path, idle_exit_s: float | None) -> None:
+def _serve(
+    config: Config, socket_path: Path, idle_exit_s: float | None, http: str | None, token_file: Path | None
+) -> None:
     from tiercel.service import Daemon
 
     daemon = Daemon(config, socket_path)
@@ -103,7 +114,8 @@ def _serve(config: Config, socket_path: Path, idle_exit_s: float | None) -> None
     click.echo(f"serving on {socket_path}  (SIGTERM or Ctrl-C ends it)")
     notify("READY=1")
     try:
-        daemon.run(idle_exit_s=idle_exit_s)
+        with http_beside(daemon, http, token_file) if http else nullcontext():
+            daemon.run(idle_exit_s=idle_exit_s)
     finally:
         notify("STOPPING=1")
         flushed = daemon.close()

@@ -25,10 +25,10 @@ class ClientGone(Exception):
 
 
 class Intake:
-    """Reads bodies, of which no more than `at_once_max` may be in the making."""
+    """Reads bodies, of which no more than `at_once_max` may be in the making. `named` is the bound's name."""
 
-    def __init__(self, body_bytes_max: int, at_once_max: int) -> None:
-        self._body_bytes_max, self._at_once_max = body_bytes_max, at_once_max
+    def __init__(self, body_bytes_max: int, at_once_max: int, named: str = "serve.max_body") -> None:
+        self._body_bytes_max, self._at_once_max, self._named = body_bytes_max, at_once_max, named
         self._reading = 0
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
@@ -88,7 +88,7 @@ class Intake:
         limit = format_bytes(self._body_bytes_max)
         raise ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the body is larger than the {limit} this server takes (serve.max_body)",
+            f"the body is larger than the {limit} this server takes ({self._named})",
             code="body_too_large",
         )
 

@@ -1,0 +1,195 @@
+"""Where a `Watch` gets its figures: a store in this process, a daemon behind its socket, another server.
+
+A source that cannot be reached says so in its answer, and is tried again with the next read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tiercel import __version__
+from tiercel.errors import DaemonError
+from tiercel.service.client import RemoteStore
+from tiercel.service.connecting import reach
+from tiercel.service.prometheus import StoreCollector
+from tiercel.store import Overview, Store, overview_json
+from tiercel.web.api.faults import SERVER, ApiError, bad, show
+from tiercel.web.watch.steering import Call
+
+SHOWN = 64
+_DEADLINE_S = 10.0
+_GRACE_S = 5.0
+_AGAIN_S = 1.0
+
+
+class Source(Protocol):
+    """What is watched."""
+
+    def read(self, *, full: bool) -> dict[str, Any]:
+        """What `overview_json` tells (not all of it unless `full`), and `source`: kind, where, up. Blocks."""
+
+    def steer(self, call: Call, authorization: str) -> dict[str, Any]:
+        """Do it, and tell how many blocks it was done with. Blocks. Raises ApiError."""
+
+    def metrics(self) -> bytes:
+        """The figures in Prometheus' text format. Blocks. Raises ApiError."""
+
+    def close(self) -> None:
+        """Release what it holds; a store of somebody else's stays open."""
+
+
+class StoreSource:
+    """A store of this process. `store` gives None before it is open; `facts` what else there is to say."""
+
+    def __init__(
+        self, store: Callable[[], Store | None], kind: str, where: str,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:  # fmt: skip
+        self._store, self._kind, self._where, self._facts = store, kind, where, facts
+
+    def read(self, *, full: bool) -> dict[str, Any]:
+        """See `Source.read`."""
+        store = self._store()
+        told = {} if store is None else _told(store, full)
+        return told | {"source": _about(self._kind, self._where, up=True) | dict(self._facts())}
+
+    def steer(self, call: Call, authorization: str) -> dict[str, Any]:
+        """See `Source.steer`."""
+        store = self._store()
+        if store is None:
+            raise _away("no engine has opened the store yet")
+        return steered(store, call)
+
+    def metrics(self) -> bytes:
+        """See `Source.metrics`; nothing before the store is open."""
+        store = self._store()
+        return b"" if store is None else _metrics(store)
+
+    def close(self) -> None:
+        """See `Source.close`."""
+
+
+class DaemonSource:
+    """A daemon's store, behind its socket. Connects when there is something to connect to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._reached: RemoteStore | None = None
+        self._tried_s = -_AGAIN_S
+        self._why = ""
+
+    def read(self, *, full: bool) -> dict[str, Any]:
+        """See `Source.read`."""
+        store = self._store()
+        figures = None if store is None else store.figures()
+        if store is None or figures is None:
+            why = self._why or f"daemon at '{self._path}' does not answer"
+            return {"source": _about("daemon", str(self._path), up=False) | {"why": why}}
+        about = _about("daemon", str(self._path), up=True) | {
+            "pid": figures.pid, "clients": figures.clients, "uptime_s": figures.uptime_s,
+        }  # fmt: skip
+        if figures.stats is None:
+            return {"source": about}
+        told = _told(store, full)
+        if not told["stats"]["slots"]:
+            # It went away between two questions.
+            return {"source": about | {"up": False, "why": f"daemon at '{self._path}' does not answer"}}
+        return told | {"source": about}
+
+    def steer(self, call: Call, authorization: str) -> dict[str, Any]:
+        """See `Source.steer`."""
+        store = self._store()
+        if store is None or store.figures() is None:
+            raise _away(f"daemon at '{self._path}' does not answer")
+        return steered(store, call)
+
+    def metrics(self) -> bytes:
+        """See `Source.metrics`."""
+        store = self._store()
+        if store is None or not store.up:
+            raise _away(f"daemon at '{self._path}' does not answer")
+        return _metrics(store)
+
+    def close(self) -> None:
+        """Leave the daemon."""
+        with self._lock:
+            if self._reached is not None:
+                self._reached.close()
+
+    def _store(self) -> RemoteStore | None:
+        with self._lock:
+            if self._reached is None and time.monotonic() - self._tried_s >= _AGAIN_S:
+                self._tried_s = time.monotonic()
+                try:
+                    self._reached = reach(self._path)
+                except DaemonError as fault:
+                    self._why = str(fault)
+            return self._reached
+
+
+def steered(store: Store, call: Call) -> dict[str, Any]:
+    """Do a call on a store. Raises ApiError for a prefix that is not known."""
+    if call.action == "clear":
+        done = store.clear(call.scope, _DEADLINE_S)
+        return {"object": "cache", "action": "clear", "blocks": done, "done": done}
+    chain = store.chain_of(call.prefix)
+    if chain is None:
+        raise ApiError(
+            HTTPStatus.NOT_FOUND,
+            f"prefix {show(call.prefix)} is not known here, or no more; accepted is one of /v1/overview",
+            param="prefix", code="prefix_not_found",
+        )  # fmt: skip
+    done = len(chain)
+    if call.action == "prefetch":
+        future = store.prefetch(chain, _DEADLINE_S)
+        try:
+            done = future.result(_DEADLINE_S + _GRACE_S)
+        except CancelledError:
+            raise ApiError(
+                HTTPStatus.TOO_MANY_REQUESTS, "too many prefetches wait already; try again in 1 s",
+                kind="rate_limit_error", code="queue_full", headers={"Retry-After": "1"},
+            ) from None  # fmt: skip
+        except TimeoutError:
+            done = 0
+    elif call.action == "pin":
+        done = store.pin(chain, call.ttl_s)
+    elif call.action == "unpin":
+        store.unpin(chain)
+    elif call.action == "demote":
+        done = store.demote(chain, _DEADLINE_S)
+    elif call.action == "drop":
+        done = store.drop(chain, _DEADLINE_S)
+    else:
+        raise bad(f"{show(call.action)} is not an action")
+    return {"object": "cache", "action": call.action, "blocks": len(chain), "done": done}
+
+
+def _told(store: Store, full: bool) -> dict[str, Any]:
+    # Who only keeps the history needs no tree, and a store that nobody looks at should not make one.
+    seen = store.overview(SHOWN) if full else Overview(time.time(), store.stats())
+    return overview_json(seen)
+
+
+def _metrics(store: Store) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(store.stats))
+    return generate_latest(registry)
+
+
+def _about(kind: str, where: str, *, up: bool) -> dict[str, Any]:
+    return {"kind": kind, "where": where, "up": up, "version": __version__}
+
+
+def _away(why: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE, why, kind=SERVER, code="store_away", headers={"Retry-After": "2"}
+    )
