@@ -20,12 +20,13 @@ ORDER = (
 ).split()
 
 # Who may import a heavy library: when the module is loaded, or only inside a function.
-AT_ONCE = {
+AT_ONCE: dict[str, set[str]] = {
     "torch": {"engines", "attention"},
     "transformers": {"engines", "attention"},
     "vllm": {"engines"},
     "starlette": {"web", "service"},
     "uvicorn": {"web", "service"},
+    "opentelemetry": set(),
 }
 LAZILY = {
     "torch": {"cli", "web", "plan", "eval", "bench", "codecs", "memory", "models"},
@@ -33,6 +34,7 @@ LAZILY = {
     "vllm": {"cli", "bench"},
     "starlette": {"cli", "engines"},
     "uvicorn": {"cli", "engines"},
+    "opentelemetry": {"web"},
 }
 
 # The places where a foreign library's exceptions are translated, and where accounts of requests are kept, which
@@ -195,6 +197,7 @@ BREACHES: list[tuple[Rule, str, str]] = [
     (heavy_libraries_stay_where_they_belong, "cli/a.py", "import torch.nn"),
     (heavy_libraries_stay_where_they_belong, "geometry/a.py", "from transformers import AutoConfig"),
     (heavy_libraries_stay_where_they_belong, "tiers/a.py", "import uvicorn"),
+    (heavy_libraries_stay_where_they_belong, "web/a.py", "from opentelemetry import trace"),
     (heavy_libraries_stay_where_they_belong, "plan/a.py", "try:\n    import vllm\nexcept ImportError: pass"),
     (nothing_is_unpickled, "tiers/a.py", "import pickle"),
     (nothing_is_unpickled, "tiers/a.py", "def f():\n    from pickle import loads"),
