@@ -12,10 +12,8 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +66,25 @@ def eventually(look: Any, wait_s: float = 20.0) -> Any:
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a daemon tells after some traffic, as `tiercel top --json` prints it; compared with its stats."""
     folder = tmp_path_factory.mktemp("d")
-    with Running(folder / "s", disk=folder / "kv") as daemon, daemon.connect() as store:
+    served_at = ("--http", "127.0.0.1:0")
+    with Running(folder / "s", disk=folder / "kv", args=served_at) as daemon, daemon.connect() as store:
+        assert daemon.process.stdout is not None
+        url = daemon.process.stdout.readline().decode().split()[-1].rstrip("/")
         served(store)
         eventually(lambda: store.stats().requests.requests == 2 and store.stats().tiers[0].blocks == 7)
         done = tiercel("top", "--socket", str(folder / "s"), "--json")
         assert done.returncode == 0, done.stderr
         printed = json.loads(done.stdout)
         plain = tiercel("top", "--socket", str(folder / "s"), "--once")
+        over_http = tiercel("top", "--url", url, "--json")
         seen = json.loads(json.dumps(overview_json(store.overview(64))))
         assert printed["stats"]["requests"] == seen["stats"]["requests"]
         assert printed["stats"]["counters"] == seen["stats"]["counters"]
         assert printed["stats"]["tiers"] == seen["stats"]["tiers"]
         assert printed["source"]["pid"] == daemon.process.pid
     assert plain.returncode == 0, plain.stderr
-    return {**printed, "plain": plain.stdout}
+    assert over_http.returncode == 0, over_http.stderr
+    return {**printed, "plain": plain.stdout, "over_http": json.loads(over_http.stdout), "url": url}
 
 
 def test_its_figures_are_the_stores(told: dict[str, Any]) -> None:
@@ -179,25 +182,12 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[st
     assert said in complaint
 
 
-def test_over_http_it_shows_the_same(told: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    body = json.dumps({name: told[name] for name in told if name not in ("plain", "source")}).encode()
-
-    class Overview(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.path == "/v1/overview"
-            self.send_response(200 if known else 404)
-            self.end_headers()
-            self.wfile.write(body if known else b"{}")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Overview) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        assert run(["top", "--once", "--url", url]) == 0
-        server.shutdown()
-    shown = capsys.readouterr().out.splitlines()
+def test_over_http_it_shows_the_same(told: dict[str, Any]) -> None:
+    over, url = told["over_http"], told["url"]
+    assert over["stats"] == told["stats"]
+    assert over["scopes"] == told["scopes"]
+    assert (over["source"]["up"], over["source"]["where"]) == (True, url)
+    shown = [line.plain for line in top_view.lines(over, None, 160)]
     assert shown[0].startswith(f"tiercel top  server {url}")
     assert shown[1:4] == told["plain"].splitlines()[1:4]
 
@@ -287,7 +277,7 @@ def test_in_a_terminal_it_follows_outlives_the_daemon_and_ends_on_q(
     daemon.kill()
     assert "2 requests" in terminal.until("away", 40)
     with Running(path, disk=tmp_path / "kv") as again:
-        terminal.until(" up ")
+        terminal.until("no engine has opened the store yet")
         assert again.process.poll() is None
         terminal.press("q")
         assert terminal.end() == 0

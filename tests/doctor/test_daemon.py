@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.doctor.support import NOWHERE, config, looked, of, verdicts
+from tests.doctor.support import NOWHERE, config, disk, looked, of, verdicts
 from tests.service.running import Running
-from tests.store.support import chain, put
+from tests.store.support import chain, eventually, put
 
 from tiercel.doctor import Verdict, access, running
 from tiercel.doctor.learned import belief, learned
@@ -105,7 +105,7 @@ def test_prefill_is_learned_from_what_was_measured_and_what_is_given_wins() -> N
     told = learned(Prefill(), daemon)
     assert told.tokens_per_s == 2000.0
     assert told.token_bytes == (STATS.slot_bytes - 4096) / 256
-    assert "3 prompts" in told.origin
+    assert "3 requests" in told.origin
     unsplit = with_decisions(prompt(1000, 0.0, ttft_s=1.25, spent_s=0.25))
     assert learned(Prefill(), unsplit).tokens_per_s == 1000.0
     given = Prefill(5.0, 7.0, "given", "of a model")
@@ -121,3 +121,17 @@ def test_what_the_cost_model_expected_is_told() -> None:
     assert finding.value == pytest.approx(1.1)
     assert "loading 3 blocks" in finding.said
     assert belief(with_decisions(prompt(1000, 0.5))).verdict is Verdict.SKIP
+
+
+def test_break_even_by_what_a_real_daemon_was_told(path: Path, tmp_path: Path) -> None:
+    choice = Choice(3, 0.1, 0.4, 1.5, 3, 0.4, 0.4)
+    with Running(path) as daemon, daemon.connect() as store:
+        before = of(looked(disk(tmp_path / "kv"), socket=path), "tier disk")
+        store.report(prompt(1000, 0.5, choice=choice, done=True))
+        eventually(lambda: store.stats().requests.requests == 1)
+        checks = looked(disk(tmp_path / "kv"), socket=path)
+    assert before["break-even"].verdict is Verdict.SKIP
+    found = of(checks, "tier disk")["break-even"]
+    assert found.verdict in (Verdict.OK, Verdict.WARN)
+    assert "against 2,000 tokens/s measured in 1 request;" in found.said
+    assert of(checks, "daemon")["cost model"].verdict is Verdict.OK

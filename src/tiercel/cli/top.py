@@ -90,7 +90,7 @@ def _watch(source: Any, every_s: float) -> None:
         while True:
             began_s = time.monotonic()
             answer = source.read()
-            if "stats" in answer:
+            if "stats" in answer or answer["source"]["up"]:
                 before, told = told if "stats" in told else None, answer
             else:
                 # The last figures stay in sight, with what has become of their source.

@@ -57,7 +57,6 @@ def _of_host(asked: Questions, daemon: Daemon) -> Iterator[Checked]:
     seen = host.read_host()
     ram_bytes, held_bytes = asked.config.ram.size_bytes, daemon.arena_bytes
     rdma = any("protocol=rdma" in (tier.url or "") for tier in asked.config.tiers)
-    signs = any(tier.kind == "objects" for tier in asked.config.tiers)
     for name, check in (
         ("memory", lambda: host.memory(seen, ram_bytes, held_bytes)),
         ("memory limit", lambda: host.cgroup(seen, ram_bytes, held_bytes)),
@@ -66,7 +65,7 @@ def _of_host(asked: Questions, daemon: Daemon) -> Iterator[Checked]:
         ("NUMA", lambda: host.numa(seen, ram_bytes)),
         ("locked memory", lambda: host.locked_memory(seen, ram_bytes, rdma)),
         ("open files", lambda: host.open_files(seen)),
-        ("clock", lambda: host.clock(seen, signs)),
+        ("clock", lambda: host.clock(seen)),
     ):
         yield _checked("host", name, check)
 

@@ -24,7 +24,9 @@ def learned(given: Prefill, daemon: Daemon) -> Prefill:
     told = given
     if given.tokens_per_s is None and rates:
         told = replace(
-            told, tokens_per_s=median(rates), origin=f"measured by its engines, {len(rates)} prompts"
+            told,
+            tokens_per_s=median(rates),
+            origin=f"measured in {len(rates)} request{'s' * (len(rates) > 1)}",
         )
     sizes = {one.block_tokens for one in daemon.decisions if one.block_tokens}
     if given.token_bytes is None and daemon.stats is not None and len(sizes) == 1:

