@@ -376,7 +376,7 @@ def test_which_engine_auto_is(
 ) -> None:
     """Without a model it is the demo, which our own engine shows in seconds."""
     monkeypatch.setattr(serve_command, "find_spec", lambda name: True if has_vllm else None)
-    assert serve_command._engine("auto", Path("m") if model else None, flags) == engine
+    assert serve_command.chosen_engine("auto", Path("m") if model else None, flags) == engine
 
 
 @pytest.mark.usefixtures("installed")
