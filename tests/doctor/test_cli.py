@@ -68,6 +68,8 @@ def test_break_even_is_judged_by_what_is_given(capsys: pytest.CaptureFixture[str
         (["--deadline", "5"], "has no unit"),
         (["--deadline", "0s"], "--deadline: '0s'; accepted: from 100ms to 1h"),
         (["--prefill", "0"], "--prefill"),
+        (["--prefill", "nan"], "--prefill: nan"),
+        (["--prefill", "inf"], "--prefill: inf"),
         (["--model", "lama-3.1-8b"], "near: "),
         (["--set", "ram.sice=1GiB"], "ram.size"),
     ],
@@ -93,3 +95,18 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
     assert [name for name in os.listdir(cache) if name != "FORMAT"] == []
+
+
+def test_a_model_without_attention_and_a_tiny_slot_are_no_accidents(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "state_size": 16,
+             "intermediate_size": 128, "conv_kernel": 4, "time_step_rank": 4, "vocab_size": 100}
+        )
+    )  # fmt: skip
+    assert run([*BASE, "--quick", "--model", str(tmp_path / "config.json")]) == 2
+    assert "keeps no KV per token" in capsys.readouterr().err
+    assert run([*BASE, "--set", "ram.slot=1B", "--json", *tier(tmp_path / "cache")]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] in ("ok", "warn")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def command(
     deadline_s = parse_seconds(deadline)
     if not _DEADLINE_S[0] <= deadline_s <= _DEADLINE_S[1]:
         raise ConfigError(f"--deadline: '{deadline}'; accepted: from 100ms to 1h")
+    if prefill is not None and not math.isfinite(prefill):
+        raise ConfigError(f"--prefill: {prefill}; accepted: tokens a second, such as 4200")
     token_bytes, weighed_by = _token_bytes(model, kv_dtype)
     questions = Questions(
         config=config,
@@ -82,7 +85,7 @@ def command(
             for line in more:
                 click.echo(line)
     if as_json_text:
-        click.echo(json.dumps(report.as_json(checks), indent=1))
+        click.echo(json.dumps(report.as_json(checks), indent=1, allow_nan=False))
     else:
         click.echo(report.summary(checks))
     return EXIT_FAILED if any(one.finding.verdict is Verdict.FAIL for one in checks) else 0
@@ -96,4 +99,7 @@ def _token_bytes(model: str | None, kv_dtype: str) -> tuple[float | None, str]:
     from tiercel.plan.catalogue import open_model
 
     title, source, _ = open_model(model)
-    return KVGeometry.from_config(source).bytes_per_token(kv_dtype), f"of {title}"
+    token_bytes = KVGeometry.from_config(source).bytes_per_token(kv_dtype)
+    if not token_bytes:
+        raise ConfigError(f"--model: {title} keeps no KV per token; accepted: a model with attention")
+    return token_bytes, f"of {title}"

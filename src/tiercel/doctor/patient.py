@@ -15,8 +15,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tiercel.blocks import BlockKey, Chain, Identity, Scope
-from tiercel.blocks.record import record_bytes
+from tiercel.blocks import HEADER_BYTES, PAGE_BYTES, BlockKey, Chain, Identity, Scope, record_bytes
 from tiercel.config import Config, TierConfig
 from tiercel.config.schema import FILES, MIB
 from tiercel.doctor.access import standing
@@ -42,7 +41,7 @@ class Patient:
         self.config = tier
         self.name = name
         slot_bytes = config.ram.slot_bytes or record_bytes(_PAYLOAD_BYTES)
-        self.payload_bytes = min(slot_bytes - record_bytes(0), _PAYLOAD_BYTES_MAX)
+        self.payload_bytes = max(PAGE_BYTES, min(slot_bytes - HEADER_BYTES, _PAYLOAD_BYTES_MAX))
         self.record_bytes = record_bytes(self.payload_bytes)
         self.slot_bytes = max(slot_bytes, self.record_bytes)
         self.tier: Tier | None = None
