@@ -37,7 +37,7 @@ PARSED = {
     "model-dir": "test_quickstart runs it",
     "cache warm": "tests/cli/test_cache_warm.py runs it, with a model",
     "dashboard": "tests/web runs it",
-    "top": "tests/cli runs it",
+    "top": "test_top_as_the_pages_call_it, tests/cli",
     "doctor": "tests/cli runs it",
     "bench": "tests/bench runs it",
     "serve": "with the demo model: test_quickstart; with vLLM: its commands are printed here",
@@ -184,6 +184,16 @@ def test_the_daemons_status_as_the_pages_ask_for_it(folder: Path, capsys: pytest
             assert cli.run(fitted) == 0, capsys.readouterr().err
 
 
+def test_top_as_the_pages_call_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [fit(words, folder) for words in of({"top"}) if "--socket" in words]
+    assert asked
+    for words in asked:
+        socket = words[words.index("--socket") + 1]
+        with started(["daemon", "--socket", socket, "--set", "ram.size=2MiB"], folder, "serving on "):
+            assert cli.run([*words, "--once"]) == 0, capsys.readouterr().err
+            assert socket in capsys.readouterr().out
+
+
 # ---- Python
 
 
@@ -208,11 +218,12 @@ def test_an_example_in_python_runs(page: str, text: str, folder: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.model
 def test_examples_with_a_model_run(folder: Path, model_dir: Path) -> None:
-    texts = {text for _, text in python_examples() if needs(text) == "model"}
+    # Of translations one is enough.
+    texts = {re.sub(r"  # .*", "", text) for _, text in python_examples() if needs(text) == "model"}
     assert texts
     for text in texts:
         out = python(text, folder)
-        first, second = (int(line.split()[0]) for line in out.splitlines() if line.split()[0].isdigit())
+        first, second = (int(found) for found in re.findall(r"^(\d+) \{", out, re.MULTILINE))
         assert second > 2000, out
         assert first in (0, second)
 
