@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import random
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from tiercel.service.logs import JsonLines, Limiter, LineWriter, TextLines
 from .conftest import Stub
 from .test_app import until
 from .test_bodies import CHAT, HELLO, PLAIN
+from .tiny import PROMPT, tiny_server
 
 IDS = "x-request-id"
 
@@ -197,3 +200,50 @@ def test_nothing_of_a_request_is_in_a_log(
         assert MARK not in told
         assert str(tokens)[1:-1] not in told
         assert "word" not in told.replace("words", ""), "nor of the answer"
+
+
+def test_two_hundred_requests_are_logged_as_they_are_counted(tape: Tape, tmp_path: Path) -> None:
+    """Figures agree: sums over access lines, the metrics, and what clients were told."""
+    chance = random.Random(7)
+    asked: dict[str, tuple[int, dict[str, Any]]] = {}
+    with tiny_server(tmp_path) as (client, _):
+        for at in range(200):
+            start = chance.randrange(3)
+            body: dict[str, Any] = {"prompt": PROMPT[start : start + chance.randint(1, 80)], "temperature": 0}
+            body |= {"max_tokens": chance.randint(1, 3)} if chance.random() < 0.9 else {"max_tokens": -1}
+            body |= {"tiercel": {"no_load": True}} if chance.random() < 0.2 else {}
+            response = client.post(PLAIN, json=body, headers={IDS: f"scripted-{at}"})
+            asked[f"scripted-{at}"] = response.status_code, response.json()
+        tape.of("scripted-199")
+        told = {one["request_id"]: one for one in tape.lines() if one.get("request_id") in asked}
+        figures = figures_of(client)
+    answers = {one: body["usage"] for one, (status, body) in asked.items() if status == 200}
+    assert 150 < len(answers) < 200, "the control: some are refused"
+    for one, (status, _) in asked.items():
+        assert told[one]["status"] == status
+    for one, usage in answers.items():
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert (told[one]["prompt_tokens"], told[one]["reused_tokens"]) == (usage["prompt_tokens"], cached)
+        assert told[one]["answer_tokens"] == usage["completion_tokens"]
+    lines = [told[one] for one in answers]
+    reused = sum(one["reused_tokens"] for one in lines)
+    assert reused > 0
+    assert sum(one["prompt_tokens"] for one in lines) == figures["tiercel_prompt_tokens_total"]
+    assert reused == figures['tiercel_reused_tokens_total{place="ram"}']
+    assert len(lines) == figures['tiercel_requests_total{outcome="answered"}']
+    for status in ("200", "400"):
+        counted = figures[f'tiercel_http_requests_total{{endpoint="{PLAIN}",status="{status}"}}']
+        assert counted == sum(str(one["status"]) == status for one in told.values())
+    waited = sum(one["ttft_s"] for one in lines)
+    ttft = "tiercel_http_time_to_first_token_seconds"
+    counted, spent = (
+        sum(figures[f'{ttft}_{what}{{place="{place}"}}'] for place in ("none", "ram"))
+        for what in ("count", "sum")
+    )
+    assert counted == len(lines)
+    assert spent == pytest.approx(waited, abs=1e-3)
+
+
+def figures_of(client: Any) -> dict[str, float]:
+    lines = [one for one in client.get("/metrics").text.splitlines() if not one.startswith("#")]
+    return {name: float(value) for name, value in (one.rsplit(" ", 1) for one in lines)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -41,7 +42,9 @@ def until(true: Callable[[], bool]) -> None:
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("serve")
-    with ServerProcess(str(model_dir), *OPTIONS, "--disk", str(folder / "kv"), log=folder / "log") as one:
+    with ServerProcess(
+        str(model_dir), *OPTIONS, "--disk", str(folder / "kv"), "--log-format", "json", log=folder / "log"
+    ) as one:
         yield one
         assert one.end() == 0
 
@@ -209,6 +212,25 @@ def test_no_prompt_and_no_answer_is_in_the_log(server: ServerProcess, client: op
     assert SECRET not in log
     assert answer not in log
     assert "Traceback" not in log
+
+
+def test_the_log_is_json_and_has_a_line_for_each_request(server: ServerProcess) -> None:
+    body = {"prompt": COUNT, "max_tokens": 3, "temperature": 0}
+    for _ in range(2):
+        answer = httpx.post(
+            f"{server.url}/v1/completions", json=body, headers={"X-Request-Id": "mine"}, timeout=60
+        )
+        assert answer.headers["x-request-id"] == "mine"
+    until(lambda: server.log.read_text().count('"request_id": "mine"') == 2)
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    last = [one for one in lines if one.get("request_id") == "mine"][-1]
+    usage = answer.json()["usage"]
+    assert (last["prompt_tokens"], last["answer_tokens"]) == (usage["prompt_tokens"], 3)
+    assert last["reused"] == {"ram": usage["prompt_tokens_details"]["cached_tokens"]}
+    assert last["reused_tokens"] > 0
+    answered = server.figures()['tiercel_http_requests_total{endpoint="/v1/completions",status="200"}']
+    told = [one for one in lines if (one.get("endpoint"), one.get("status")) == ("/v1/completions", 200)]
+    assert len(told) == answered
 
 
 def test_sigterm_writes_down_and_a_restart_resumes_from_disk(model_dir: Path, tmp_path: Path) -> None:
