@@ -14,9 +14,11 @@ from tiercel.bench.figures import Figures, added, of_page, summed
 from tiercel.bench.memory import Peak, descendants, resident_bytes
 
 OURS = """# TYPE tiercel_reused_tokens_total counter
-tiercel_reused_tokens_total{source="ram"} 512.0
-tiercel_reused_tokens_total{source="disk"} 256.0
+tiercel_reused_tokens_total{place="ram"} 512.0
+tiercel_reused_tokens_total{place="disk"} 256.0
 tiercel_prompt_tokens_total 2000.0
+tiercel_saved_prefill_seconds_total 4.5
+tiercel_spent_seconds_total 0.5
 tiercel_tier_read_bytes_total{tier="disk"} 1.5e6
 tiercel_tier_written_bytes_total{tier="disk"} 3e6
 """
@@ -28,6 +30,8 @@ vllm:prompt_tokens_total{engine="0",model_name="m"} 1000.0
 FIGURES = st.builds(
     Figures,
     prompt_tokens=st.integers(0, 1000),
+    saved_s=st.integers(0, 9),
+    spent_s=st.integers(0, 9),
     reused_tokens=st.dictionaries(st.sampled_from("ab"), st.integers(0, 99)),
     read_bytes=st.dictionaries(st.sampled_from("ab"), st.integers(0, 99)),
     written_bytes=st.dictionaries(st.sampled_from("ab"), st.integers(0, 99)),
@@ -37,8 +41,8 @@ FIGURES = st.builds(
 def test_pages_are_read() -> None:
     ours, theirs = of_page(OURS), of_page(VLLM)
     assert ours == Figures(
-        prompt_tokens=2000, reused_tokens={"ram": 512, "disk": 256}, read_bytes={"disk": 1.5e6},
-        written_bytes={"disk": 3e6},
+        prompt_tokens=2000, saved_s=4.5, spent_s=0.5, reused_tokens={"ram": 512, "disk": 256},
+        read_bytes={"disk": 1.5e6}, written_bytes={"disk": 3e6},
     )  # fmt: skip
     assert theirs == Figures(prompt_tokens=1000, reused_tokens={"engine": 130, "connector": 64})
 
@@ -61,6 +65,7 @@ def test_a_restart_or_a_missing_page_is_not_guessed() -> None:
     small, large = Figures(prompt_tokens=1), Figures(prompt_tokens=5)
     assert added(small, large) == Figures(prompt_tokens=4)
     assert added(large, small) is None
+    assert added(Figures(saved_s=2), Figures(saved_s=1)) is None
     assert added(Figures(read_bytes={"a": 2}), Figures(read_bytes={"a": 1})) is None
     assert added(None, large) is None
     assert summed([large, None]) is None

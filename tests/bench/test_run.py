@@ -72,7 +72,7 @@ def run(
 def report() -> Report:
     with serving(remembers) as on, serving(forgets) as off:
         on.metrics = off.metrics = (
-            'tiercel_reused_tokens_total{source="ram"} 5.0\ntiercel_prompt_tokens_total 9.0\n'
+            'tiercel_reused_tokens_total{place="ram"} 5.0\ntiercel_prompt_tokens_total 9.0\n'
         )
         return run({ON: on, OFF: off}, workloads=("chat", "document", "unique"))
 

@@ -21,19 +21,29 @@ if TYPE_CHECKING:
 # Of the groups the first that a page has is taken, for two may count the same.
 _Names = tuple[tuple[tuple[str, str], ...], ...]
 _REUSED: _Names = (
-    (("tiercel_reused_tokens_total", "source"),),
     (("tiercel_reused_tokens_total", "place"),),
     (("vllm:prefix_cache_hits_total", "=engine"), ("vllm:external_prefix_cache_hits_total", "=connector")),
 )
 _READ: _Names = ((("tiercel_tier_read_bytes_total", "tier"),),)
 _WRITTEN: _Names = ((("tiercel_tier_written_bytes_total", "tier"),),)
+_SAVED: _Names = ((("tiercel_saved_prefill_seconds_total", "="),),)
+_SPENT: _Names = ((("tiercel_spent_seconds_total", "="),),)
 _PROMPT: _Names = ((("tiercel_prompt_tokens_total", "="),), (("vllm:prompt_tokens_total", "="),))
 
 
+_PLAIN = ("prompt_tokens", "saved_s", "spent_s")
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals, or what was added to them in a while. `reused_tokens` by place, bytes by tier."""
+    """Totals, or what was added to them in a while. `reused_tokens` by place, bytes by tier.
+
+    `saved_s` is prefill that was not computed, as the engine prices it, `spent_s` what requests waited for
+    the store.
+    """
 
     prompt_tokens: float = 0.0
+    saved_s: float = 0.0
+    spent_s: float = 0.0
     reused_tokens: dict[str, float] = {}
     read_bytes: dict[str, float] = {}
     written_bytes: dict[str, float] = {}
@@ -64,6 +74,8 @@ def of_page(text: str) -> Figures | None:
 
     figures = Figures(
         prompt_tokens=sum(by_place(_PROMPT).values()),
+        saved_s=sum(by_place(_SAVED).values()),
+        spent_s=sum(by_place(_SPENT).values()),
         reused_tokens=by_place(_REUSED),
         read_bytes=by_place(_READ),
         written_bytes=by_place(_WRITTEN),
@@ -92,6 +104,8 @@ def of_stats(stats: StoreStats) -> Figures:
     """The figures of a store."""
     return Figures(
         prompt_tokens=stats.requests.prompt_tokens,
+        saved_s=stats.requests.saved_s,
+        spent_s=stats.requests.spent_s,
         reused_tokens=dict(stats.requests.reused_tokens),
         read_bytes={tier.name: tier.counters.read_bytes for tier in stats.tiers},
         written_bytes={tier.name: tier.counters.written_bytes for tier in stats.tiers},
@@ -107,11 +121,12 @@ def added(before: Figures | None, after: Figures | None) -> Figures | None:
         (before.read_bytes, after.read_bytes),
         (before.written_bytes, after.written_bytes),
     )
-    if after.prompt_tokens < before.prompt_tokens or any(_back(one, two) for one, two in pairs):
+    plain = [(getattr(before, name), getattr(after, name)) for name in _PLAIN]
+    if any(two < one for one, two in plain) or any(_back(one, two) for one, two in pairs):
         return None
     reused, read, written = (_minus(one, two) for one, two in pairs)
     return Figures(
-        prompt_tokens=after.prompt_tokens - before.prompt_tokens,
+        **{name: two - one for name, (one, two) in zip(_PLAIN, plain, strict=True)},
         reused_tokens=reused,
         read_bytes=read,
         written_bytes=written,
@@ -125,7 +140,7 @@ def summed(parts: Iterable[Figures | None]) -> Figures | None:
     if not known or len(known) < len(all_parts):
         return None
     return Figures(
-        prompt_tokens=sum(one.prompt_tokens for one in known),
+        **{name: sum(getattr(one, name) for one in known) for name in _PLAIN},
         reused_tokens=_plus([one.reused_tokens for one in known]),
         read_bytes=_plus([one.read_bytes for one in known]),
         written_bytes=_plus([one.written_bytes for one in known]),

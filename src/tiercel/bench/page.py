@@ -5,15 +5,16 @@ Every text from outside (a server's name, its refusals, the command) is escaped 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from tiercel.bench.results import OFF, ON, Report, WorkloadRun, summary
+from tiercel.bench.results import ON, Report, WorkloadRun, summary
 from tiercel.bench.samples import answered
 from tiercel.bench.spec import KINDS
-from tiercel.bench.text import PERCENTILES_NOTE, SIDES, Told, tell
+from tiercel.bench.text import PERCENTILES_NOTE, SIDES, Told, tell, token_bytes_of
 from tiercel.errors import ConfigError
-from tiercel.report.charts import BarChart, Chart, LineChart, cumulative
+from tiercel.report.charts import DASHES, PALETTE, BarChart, Chart, LineChart, cumulative
 from tiercel.report.style import STYLE
 from tiercel.report.svg import chart_svg, legend_html
 
@@ -39,7 +40,7 @@ def write_page(path: Path, report: Report) -> None:
 
 def page_html(report: Report) -> str:
     """Return the page's text."""
-    workloads = "".join(_workload(run) for run in report.workloads)
+    workloads = "".join(_workload(run, token_bytes_of(report)) for run in report.workloads)
     problems = "".join(
         f'<p class="problem">Not as it should be: {escape(one)}</p>' for one in report.problems
     )
@@ -68,18 +69,24 @@ def charts_of(run: WorkloadRun) -> list[Chart]:
 
 def _curves(run: WorkloadRun, key: str, title: str, *, again: bool) -> LineChart | None:
     """The share of requests that had waited at most so long, per side; for `again`, new prompts apart."""
-    groups: dict[str, list[float]] = {}
-    for side in sorted(run.sides, key=(OFF, ON).index):
-        for one in answered(run.sides[side].samples):
-            name = SIDES[side] if len(run.sides) > 1 else "all"
-            if again:
-                name += ", seen before" if one.again else ", new"
+    groups: dict[tuple[str, bool], list[float]] = {}
+    for side, played in run.sides.items():
+        for one in answered(played.samples):
             value = one.ttft_s if key == "ttft" else one.e2e_s
             if value is not None:
-                groups.setdefault(name, []).append(value)
+                groups.setdefault((side, again and not one.again), []).append(value)
     if not groups:
         return None
-    series = tuple(cumulative(name, values, number) for number, (name, values) in enumerate(groups.items()))
+    words = {True: ", new", False: ", seen before" if len({new for _, new in groups}) > 1 else ""}
+    # A side has its colour, a kind of prompts its dash.
+    series = tuple(
+        replace(
+            cumulative(SIDES[side] + words[new], values, 0),
+            color=PALETTE[0 if side == ON else 1],
+            dash=DASHES[1 if new else 0],
+        )
+        for (side, new), values in groups.items()
+    )
     since = "the time it was meant to be sent" if run.spec.rate else "sending"
     return LineChart(
         key, title, "seconds", "requests answered by then", series, 1.0, f"Measured from {since}."
@@ -103,13 +110,13 @@ def _places(run: WorkloadRun) -> BarChart | None:
     )  # fmt: skip
 
 
-def _workload(run: WorkloadRun) -> str:
+def _workload(run: WorkloadRun, token_bytes: int | None) -> str:
     cards = "".join(
         f"<section><h2>{escape(chart.title)}</h2>{chart_svg(chart)}{legend_html(chart)}"
         f'<p class="note">{escape(chart.note)}</p></section>'
         for chart in charts_of(run)
     )
-    told = tell(run)
+    told = tell(run, token_bytes)
     lines = "".join(f'<p class="verdict">{escape(line)}</p>' for line in told.sentences)
     said = "".join(
         f'<p class="note">{escape(name)}: {escape(fault)}: {escape(words)}</p>'

@@ -53,11 +53,15 @@ class WorkloadRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One side: what it is, in words, and its model as the server names it."""
+    """One side: what it is, in words, and its model as the server names it.
+
+    `token_bytes` is what a token's KV weighs, where bench started the server and knows its model.
+    """
 
     name: str
     what: str
     model: str
+    token_bytes: int | None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +177,7 @@ def _spread(samples: list[Sample], of: Callable[[Sample], float | None]) -> Spre
 
 # By the summary's field without its unit: its name for people, a sample's value, and which samples count.
 METRICS: dict[str, tuple[str, Callable[[Sample], float | None], bool | None]] = {
+    "ttft": ("TTFT", lambda one: one.ttft_s, None),
     "ttft_again": ("TTFT, seen before", lambda one: one.ttft_s, True),
     "ttft_new": ("TTFT, new", lambda one: one.ttft_s, False),
     "e2e": ("end to end", lambda one: one.e2e_s, None),

@@ -57,6 +57,9 @@ class Side(Protocol):
     @property
     def what(self) -> str: ...
 
+    @property
+    def token_bytes(self) -> int | None: ...
+
     def begin(self) -> Server: ...
 
     def end(self) -> None: ...
@@ -298,6 +301,7 @@ class _Bench:
                     name=side.name,
                     what=side.what,
                     model=self._models[side.name].name if side.name in self._models else "",
+                    token_bytes=side.token_bytes,
                 )
                 for side in self._sides
             ],

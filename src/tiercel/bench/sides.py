@@ -20,6 +20,7 @@ class UrlSide:
     what: str
     url: str
     extra: Mapping[str, Any] = field(default_factory=dict)
+    token_bytes: int | None = None
 
     def begin(self) -> Server:
         """It runs already."""

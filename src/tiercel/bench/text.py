@@ -37,19 +37,22 @@ class Told:
     sentences: tuple[str, ...]
 
 
-def tell(run: WorkloadRun) -> Told:
-    """One workload in words."""
+def tell(run: WorkloadRun, token_bytes: int | None = None) -> Told:
+    """One workload in words; `token_bytes` is what a token's KV weighs, where that is known."""
     if not {ON, OFF} <= set(run.sides):
-        return Told(tuple(_rows(run, {})), ())
+        return Told(tuple(_rows(run, {}, token_bytes)), ())
     compared = ratios(run.sides[OFF], run.sides[ON])
-    return Told(tuple(_rows(run, compared)), (_verdict(compared), _answers(run)))
+    return Told(tuple(_rows(run, compared, token_bytes)), (_verdict(compared), _answers(run)))
 
 
-def _rows(run: WorkloadRun, compared: dict[str, Ratio]) -> list[Row]:
+def _rows(run: WorkloadRun, compared: dict[str, Ratio], token_bytes: int | None) -> list[Row]:
     """Rows of which no side knows anything are left out."""
     sides = [summary(run.spec, side) for side in run.sides.values()]
     rows = [Row("answered", tuple(_answered(one) for one in sides))]
-    for name, (label, _, _) in METRICS.items():
+    kinds = {sample.again for side in run.sides.values() for sample in side.samples}
+    for name, (label, _, again) in METRICS.items():
+        if again is not None and len(kinds) == 1:
+            continue  # all of one kind: their TTFT is above already
         ratio = compared.get(name)
         told = ("", "") if ratio is None else (ratio_text(ratio), ratio.verdict)
         rows.append(Row(label, spreads_text([getattr(one, f"{name}_s") for one in sides]), *told))
@@ -66,8 +69,10 @@ def _rows(run: WorkloadRun, compared: dict[str, Ratio]) -> list[Row]:
         ),
         Row("prompt tokens reused", tuple(_share(one.cached_share) for one in sides)),
         Row("… from where", tuple(_places(one) for one in sides)),
+        Row("… copied to the engine", tuple(_copied(one, token_bytes) for one in sides)),
         Row("read from tiers", tuple(_moved(one, read=True) for one in sides)),
         Row("written to tiers", tuple(_moved(one, read=False) for one in sides)),
+        Row("prefill saved", tuple(_saved(one) for one in sides)),
         Row("peak memory", tuple(_bytes(one.host_bytes) for one in sides)),
         Row("peak GPU memory", tuple(_bytes(one.gpu_bytes) for one in sides)),
     ]
@@ -175,6 +180,20 @@ def _places(one: Summary) -> str:
     return ", ".join(parts) or "nothing reused"
 
 
+def _copied(one: Summary, token_bytes: int | None) -> str:
+    """KV that came from the store, in bytes: tokens times what a token weighs."""
+    if one.figures is None or token_bytes is None or not one.figures.prompt_tokens:
+        return NOTHING
+    tokens = sum(count for place, count in one.figures.reused_tokens.items() if place != "engine")
+    return human_bytes(int(tokens * token_bytes))
+
+
+def _saved(one: Summary) -> str:
+    if one.figures is None or not (one.figures.saved_s or one.figures.spent_s):
+        return NOTHING
+    return f"{seconds_text(one.figures.saved_s)} for {seconds_text(one.figures.spent_s)} of waiting"
+
+
 def _moved(one: Summary, *, read: bool) -> str:
     if one.figures is None:
         return NOTHING
@@ -186,6 +205,11 @@ def _bytes(value: int | None) -> str:
     return NOTHING if value is None else human_bytes(value)
 
 
+def token_bytes_of(report: Report) -> int | None:
+    """What a token's KV weighs, where it is known."""
+    return next((side.token_bytes for side in report.sides if side.token_bytes is not None), None)
+
+
 SIDES = {ON: "with offloading", OFF: "without"}
 
 
@@ -193,7 +217,7 @@ def show(report: Report, console: Console) -> None:
     """Print a report."""
     for run in report.workloads:
         console.print()
-        told = tell(run)
+        told = tell(run, token_bytes_of(report))
         console.print(_table(run, told))
         for line in told.sentences:
             console.print(Text(line, style="bold"), soft_wrap=True)

@@ -53,8 +53,9 @@ class StartedSide:
         stop: Stop,
         extra: Mapping[str, Any] | None = None,
         socket: Path | None = None,
+        token_bytes: int | None = None,
     ) -> None:
-        self.name, self.what = name, what
+        self.name, self.what, self.token_bytes = name, what, token_bytes
         self._command, self._environ, self._extra = command, environ, extra or {}
         self._log, self._deadline_s, self._stop, self._socket = log, ready_deadline_s, stop, socket
         self._child: Child | None = None
@@ -144,9 +145,8 @@ class Servers:
         spec = next((one for one in specs if one.workload == "overflow"), None)
         if spec is None or config.tiers or "ram.size" in config.origins:
             return config
-        try:
-            token_bytes = KVGeometry.from_config(self._model).bytes_per_token(self._dtype(config))
-        except GeometryError:
+        token_bytes = self._token_bytes(config)
+        if token_bytes is None:
             self.notes.append(
                 f"overflow: the size of {self._model}'s KV is not known; give --ram to limit memory"
             )
@@ -162,8 +162,13 @@ class Servers:
         )
         return dataclasses.replace(config, ram=ram, tiers=(disk,))
 
-    def _dtype(self, config: Config) -> str:
-        return "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+    def _token_bytes(self, config: Config) -> int | None:
+        """What a token's KV weighs; None for a model that is no folder here."""
+        dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+        try:
+            return KVGeometry.from_config(self._model).bytes_per_token(dtype)
+        except GeometryError:
+            return None
 
     def _slots(self, config: Config, count: int) -> int:
         """Bytes for so many blocks in the widest number format."""
@@ -228,6 +233,7 @@ class Servers:
         return StartedSide(
             name, what, command, environ, log=self.folder / f"{name}.log",
             ready_deadline_s=self._deadline_s, stop=self._stop, extra=extra, socket=socket,
+            token_bytes=self._token_bytes(config),
         )  # fmt: skip
 
 
