@@ -328,6 +328,17 @@ def test_imports_of_what_does_not_exist_are_found() -> None:
     assert unknown_imports(text) == ["tiercel.config.Confg", "tiercel.nothing", "jsn_"]
 
 
+# ---- metrics
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_metrics_that_pages_name_are_in_the_table(page: Path) -> None:
+    table = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    # A name that ends in `_` or is followed by `…` or `*` stands for several.
+    named = re.findall(r"`(tiercel_[a-z_]*[a-z])(?=[`{])", page.read_text("utf-8"))
+    assert [name for name in named if f"`{name}" not in table and f"`{name}_" not in table] == []
+
+
 # ---- no particular machine
 
 
