@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,16 @@ import pytest
 from tiercel import cli
 
 NOWHERE = "/no/such/model"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """The command sets up the logging of its process, which here is the tests'."""
+    root = logging.getLogger()
+    handlers, level, raises = list(root.handlers), root.level, logging.raiseExceptions
+    yield
+    root.handlers[:], logging.raiseExceptions = handlers, raises
+    root.setLevel(level)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -41,3 +53,10 @@ def test_with_a_good_key_and_name_it_goes_on_to_the_model(
     monkeypatch.setenv("TIERCEL_API_KEY", "sk-Right_1~!")
     assert not Path(NOWHERE).exists()
     assert f"{NOWHERE} does not exist" in refusal(capsys, "--name", name)
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "grpc://a:4317", "http://user:secret@a/"])
+def test_an_address_of_no_collector(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    line = refusal(capsys, "--otlp-traces-endpoint", url)
+    assert line.startswith("tiercel: error: --otlp-traces-endpoint: is no ")
+    assert "secret" not in line

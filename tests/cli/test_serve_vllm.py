@@ -295,13 +295,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands_are_printed_and_nothing_runs(
     folder: Path, runtime: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--port", "0", "--name", "m m", "--ram", "3GiB", "--print-command"]
+    options = ["--port", "0", "--name", "m m", "--ram", "3GiB", "--log-format", "json", "--print-command"]
     settings = ["--set", "store.load_deadline=2s", "--set", "model.dtype=float16"]
     args = [*options, *settings, "--", "--max-model-len", "2048", "--port-like=1"]
     assert cli.run(["serve", str(folder), *args]) == 0
     daemon, engine = map(shlex.split, capsys.readouterr().out.splitlines())
     assert daemon[1:4] == ["-m", "tiercel", "daemon"]
-    assert daemon[6:] == ["--set", "store.load_deadline=2s", "--set", "ram.size=3GiB"]
+    assert daemon[6:8] == ["--log-format", "json"]
+    assert daemon[8:] == ["--set", "store.load_deadline=2s", "--set", "ram.size=3GiB"]
     transfer = json.loads(engine[engine.index("--kv-transfer-config") + 1])
     assert transfer == {
         "kv_connector": "TiercelConnector",
@@ -325,6 +326,7 @@ def test_the_commands_are_printed_and_nothing_runs(
         (["--", "--kv_transfer_config", "{}"], "accepted: the settings of tiercel"),
         (["--", "--kv-transfer-config.kv_connector=X"], "accepted: the settings of tiercel"),
         (["--ready-deadline", "soon"], "soon"),
+        (["--otlp-traces-endpoint", "http://127.0.0.1:4318"], "vLLM sends its own spans; accepted after --"),
         (["--engine", "transformers", "--", "--max-model-len", "5"], "-- --max-model-len 5: is for vLLM"),
         (["--engine", "transformers", "--print-command"], "--print-command: is for vLLM"),
         (["--engine", "sglang"], "'sglang' is not one of"),
