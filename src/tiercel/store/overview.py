@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tiercel.store.store import TieredStore
 
 LIMIT_MAX = 256
-_KEPT_S = 2.0
+_KEPT_S = 3.0
 # The latest blocks that others followed, a million tokens in blocks of 256: those are looked at for what
 # prompts share.
 _LINKS_MAX = 4096
