@@ -72,6 +72,8 @@ def _serve(
     socket: Path | None, url: str | None, demo: bool, host: str, port: int, token_file: Path | None,
     hosts: Sequence[str],
 ) -> None:  # fmt: skip
+    from tiercel.service.logs import set_up
+
     try:
         from tiercel.web import serving
         from tiercel.web.listening import bind, is_open_to_others, url_of
@@ -85,6 +87,7 @@ def _serve(
             "accepted: pip install 'tiercel[dashboard]', or --export DIR"
         ) from None
     token = None if token_file is None else read_token(token_file)
+    set_up("text")
     with ExitStack() as stack:
         listener = stack.enter_context(bind(host, port, _NAMED))
         source = stack.enter_context(_source(socket, url, demo))
