@@ -1,7 +1,7 @@
-"""Picture of the demo's report for the docs: `python -m scripts.demo_report tiercel-demo.html`.
+"""Picture of a report for the docs: `python -m scripts.demo_report tiercel-demo.html`, or another's, `--out`.
 
-Takes a report that `tiercel demo` wrote and renders it with a headless Chromium. It never runs the demo
-itself: the picture shows a run that somebody looked at.
+Takes a report that `tiercel demo` or `tiercel bench` wrote and renders it with a headless Chromium. It never
+runs them itself: the picture shows a run that somebody looked at.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=1180)
     asked = parser.parse_args()
     if not asked.report.is_file():
-        sys.exit(f"{asked.report} is not a file; run 'tiercel demo' first")
+        sys.exit(f"{asked.report} is not a file; run 'tiercel demo' or 'tiercel bench' first")
     picture(asked.report, asked.out, asked.width, asked.height)
 
 

@@ -277,3 +277,23 @@ def test_what_is_no_report_is_one_line(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(told.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_report(tmp_path / "none.json")
+
+
+def test_stopped_before_anything_was_measured_there_is_no_report() -> None:
+    stop = Stop()
+
+    def act(handler: Handler, body: dict[str, Any]) -> None:
+        stop.ask()
+        handler.server.let_go.wait(30)
+
+    with serving(act) as server, pytest.raises(KeyboardInterrupt):
+        run({ON: server}, stop=stop)
+
+
+def test_a_side_that_does_not_begin_later_on_is_a_problem_of_the_report() -> None:
+    with serving(good) as on, serving(refuses) as off:
+        found = run({ON: on, OFF: off})
+    assert len(found.problems) == 1
+    assert "off: " in found.problems[0]
+    assert "HTTP 401" in found.problems[0]
+    assert len(found.workloads[0].sides[ON].samples) == 8

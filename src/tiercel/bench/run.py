@@ -145,6 +145,11 @@ class _Bench:
                 try:
                     traffic = self._play(spec, side, number, runs[side.name])
                 except TiercelError as fault:
+                    if self._stop.asked and self._position == 0:
+                        raise KeyboardInterrupt from None  # there is nothing to report on
+                    if self._stop.asked:
+                        self._interrupted = True
+                        return
                     if self._position == 0:
                         raise
                     self._problems.append(f"{side.name}: {fault}")
@@ -242,7 +247,7 @@ class _Bench:
             await asyncio.wait([asking], timeout=0.1)
             if self._stop.asked:
                 asking.cancel()
-                raise ConfigError("interrupted before anything was measured")
+                raise ConfigError("interrupted before the first request")
         reply = asking.result()
         if reply.fault:
             told = f": {reply.said}" if reply.said else ""
