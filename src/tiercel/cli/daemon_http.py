@@ -56,7 +56,7 @@ def http_beside(daemon: Daemon, address: str, token_file: Path | None) -> Iterat
         return {"pid": told.pid, "clients": told.clients, "uptime_s": told.uptime_s}
 
     source = StoreSource(lambda: daemon.store, "daemon", str(daemon.path), facts)
-    with beside(source, listener, Guard(token, reads=key is not None)) as url:
+    with beside(source, listener, Guard(token, reads=key is not None, any_host=key is not None)) as url:
         click.echo(f"dashboard at {url}/")
         if token_file is None and key is None:
             click.echo(f"token for its buttons: {token}")

@@ -142,6 +142,7 @@ def _serve_here(
     from tiercel.web.api import server
     from tiercel.web.api.engine import load
     from tiercel.web.api.tracing import Tracing, check_endpoint
+    from tiercel.web.watch.token import make_token
 
     # Prompts are never logged by anyone: the libraries below log nothing but warnings.
     set_up(log_format, loud=("tiercel.serve",))
@@ -154,13 +155,16 @@ def _serve_here(
             _warn_open(server.url_of(bound))
         url, facts = server.url_of(bound), loaded.facts
         tracing = None if traces_url is None else Tracing(traces_url, facts.name)
+        token = make_token()
 
         def ready() -> None:
             for line in config.describe():
                 click.echo(f"  {line}")
+            own = "the API key" if api_key is not None else token
+            click.echo(f"  dashboard at {url}/  (token for its buttons: {own})")
             click.echo(f"serving {facts.name} ({facts.running_on}) at {url}/v1  (Ctrl-C ends it)")
 
-        server.serve(loaded, config, bound, api_key=api_key, ready=ready, tracing=tracing)
+        server.serve(loaded, config, bound, api_key=api_key, token=token, ready=ready, tracing=tracing)
 
 
 def chosen_engine(asked: str, model: Path | None, flags: Sequence[str]) -> str:

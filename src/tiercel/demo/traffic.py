@@ -33,6 +33,8 @@ _TENANTS = (None, "tenant-1", "tenant-2")
 _SYSTEM_TOKENS, _DOCUMENTS, _DOCUMENT_TOKENS = 520, 3, (900, 2600)
 _TALKS_MAX, _TURNS_MAX = 14, 9
 _SAID_TOKENS = (40, 260)
+# Of so many prompts one is about something that nobody asks about again.
+_ONCE = 12
 _PAUSE_S = (0.4, 2.6)
 _END_S = 5.0
 
@@ -114,6 +116,8 @@ class _Talks:
         """The next prompt: a new conversation, or what was said in an old one and a question more."""
         dice = self._dice
         with self._lock:
+            if dice.randrange(_ONCE) == 0:
+                return dice.choice(self._tenants)[0], self._said(dice.randint(*_DOCUMENT_TOKENS))
             if len(self._talks) < _TALKS_MAX or dice.random() < 0.15:
                 scope, system = dice.choice(self._tenants)
                 self._talks = self._talks[1 - _TALKS_MAX :]

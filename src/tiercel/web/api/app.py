@@ -31,13 +31,21 @@ from tiercel.web.api.faults import ApiError
 from tiercel.web.api.metrics import Metrics
 from tiercel.web.api.steering import Steering
 from tiercel.web.api.tracing import Tracing
+from tiercel.web.watch.app import pages as site_pages
+from tiercel.web.watch.endpoints import CLEAR, DESCRIPTION, HISTORY, OVERVIEW, STREAM, Endpoints
 
 _log = logging.getLogger("tiercel.serve")
 DECISIONS = "/v1/cache/decisions"
 ACTIONS = {f"/v1/cache/{one}": one for one in "prefetch warm pin unpin demote drop explain".split()}
+LIVE = (OVERVIEW, STREAM, HISTORY, DESCRIPTION, CLEAR)
+PAGES = ("/", "/plan", "/api/plan")
 PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", *ACTIONS, DECISIONS
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", *ACTIONS, DECISIONS,
+    *LIVE, *PAGES,
 )  # fmt: skip
+# There is nothing of anybody's in them; the page asks for the key itself.
+_FOR_ALL = frozenset({"/health", *PAGES})
+_ASSETS = "/assets/"
 _CLIENT_LEFT = 499
 _ID_HEADER = "x-request-id"
 _STARTED_S = int(time.time())
@@ -50,9 +58,13 @@ def make_app(
     api_key: str | None = None,
     lifespan: Lifespan | None = None,
     tracing: Tracing | None = None,
+    live: Endpoints | None = None,
 ) -> Starlette:
-    """The application that serves `service`; with `api_key`, /v1 and /metrics are for its holders."""
-    pages, steering = _Pages(service), Steering(service)
+    """The application that serves `service`; with `api_key`, /v1 and /metrics are for its holders.
+
+    `live` are the figures behind the dashboard, and what its buttons do.
+    """
+    pages, steering = _Pages(service), Steering(service, live)
     app = Starlette(
         routes=[
             Route(PATHS[0], Completions(service, chat=True), methods=["POST"]),
@@ -63,6 +75,7 @@ def make_app(
             Route(PATHS[4], pages.metrics),
             *(Route(path, steering.endpoint(action), methods=["POST"]) for path, action in ACTIONS.items()),
             Route(DECISIONS, steering.decisions),
+            *([] if live is None else [*live.looking(), live.clear_route(), *site_pages()]),
         ],
         middleware=[
             Middleware(_Counted, metrics=service.metrics, tracing=tracing),
@@ -200,14 +213,18 @@ class _Counted:
             exchange.log()
 
 
+def _for_all(path: str) -> bool:
+    return path in _FOR_ALL or path.startswith(_ASSETS)
+
+
 class _Guarded:
-    """Asks for the API key, everywhere but at /health."""
+    """Asks for the API key, everywhere but at /health and for the pages' own files."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app, self._expected = app, f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
+        if scope["type"] == "http" and not _for_all(scope["path"]):
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 exchange_of(scope).outcome = "invalid_api_key"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tiercel.blocks import Chain
 from tiercel.config import Config
 from tiercel.engines.transformers import Event, Request, open_engine
-from tiercel.store import Hit, StoreStats
+from tiercel.store import Hit, Overview, StoreStats
 from tiercel.store.policy import Decision
 
 
@@ -53,6 +53,12 @@ class Store(Protocol):
     def demote(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
 
     def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
+
+    def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int: ...
+
+    def overview(self, limit: int = 64) -> Overview: ...
+
+    def chain_of(self, prefix: str) -> Chain | None: ...
 
     def flush(self, deadline_s: float = 30.0) -> bool: ...
 

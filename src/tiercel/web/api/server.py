@@ -18,6 +18,7 @@ from types import FrameType
 
 import uvicorn
 from prometheus_client import disable_created_metrics
+from starlette.types import ASGIApp
 
 from tiercel.config import Config
 from tiercel.web.api.app import make_app
@@ -25,6 +26,10 @@ from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded
 from tiercel.web.api.tracing import Tracing
 from tiercel.web.listening import bind, is_open_to_others, url_of
+from tiercel.web.watch.endpoints import Endpoints
+from tiercel.web.watch.guard import Guard
+from tiercel.web.watch.sources import StoreSource
+from tiercel.web.watch.watch import Watch
 
 __all__ = ["bind", "is_open_to_others", "serve", "url_of"]
 
@@ -41,13 +46,22 @@ def serve(
     bound: socket.socket,
     *,
     api_key: str | None,
+    token: str,
     ready: Callable[[], None],
     tracing: Tracing | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then close the store. Blocks; calls `ready` once requests are taken."""
+    """Serve until SIGTERM or SIGINT, then close the store. Blocks; calls `ready` once requests are taken.
+
+    `token` is what the dashboard's buttons need; with an `api_key`, that is it.
+    """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # its series are half of /metrics, unused
     service = Service(loaded, config.serve)
-    server = _Server(service, api_key, ready, tracing)
+    watch = Watch(StoreSource(lambda: loaded.store, "server", loaded.facts.name))
+    # With a key nothing is told without it; without one, no stranger's page may look.
+    guard = Guard(api_key or token, any_host=api_key is not None)
+    app = make_app(service, api_key, tracing=tracing, live=Endpoints(watch, guard))
+    server = _Server(app, service, watch, ready)
+    watch.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal again when it is done
     asyncio.run(server.serve(sockets=[bound]))
@@ -56,6 +70,7 @@ def serve(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if tracing is not None:
         tracing.close()
+    watch.close()
     _close(service, config)
 
 
@@ -79,14 +94,12 @@ def _close(service: Service, config: Config) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which tells the queue when it begins to stop."""
+    """uvicorn's server, which tells the queue and the streams when it begins to stop."""
 
-    def __init__(
-        self, service: Service, api_key: str | None, ready: Callable[[], None], tracing: Tracing | None
-    ) -> None:
+    def __init__(self, app: ASGIApp, service: Service, watch: Watch, ready: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(service, api_key, tracing=tracing),
+                app,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -96,7 +109,7 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(GRACE_S) + 5,
             )
         )
-        self._queue, self._ready = service.queue, ready
+        self._queue, self._watch, self._ready = service.queue, watch, ready
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -112,6 +125,7 @@ class _Server(uvicorn.Server):
 
     def _stop_requests(self, loop: asyncio.AbstractEventLoop) -> None:
         self._queue.refuse_more()
+        self._watch.end_streams()
         loop.call_later(GRACE_S, self._queue.stop_running)
 
 

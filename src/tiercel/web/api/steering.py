@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -30,6 +31,8 @@ from tiercel.web.api.completions import Service
 from tiercel.web.api.faults import ApiError, bad, show
 from tiercel.web.api.intake import GONE, ClientGone, client_gone, watched
 from tiercel.web.api.queue import Job
+from tiercel.web.watch.endpoints import Endpoints
+from tiercel.web.watch.steering import ON_PREFIX, names_prefix
 
 _DEADLINE_S = 10.0
 _GRACE_S = 5.0
@@ -41,8 +44,8 @@ _DECISIONS_MAX = 256
 class Steering:
     """`POST /v1/cache/ACTION`, as an ASGI application each."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, live: Endpoints | None = None) -> None:
+        self._service, self._live = service, live
         self._threads = ThreadPoolExecutor(_THREADS, "steer")
         self._under_way = 0
         store = service.loaded.store
@@ -74,6 +77,11 @@ class Steering:
         try:
             raw = await self._service.intake.body(scope, receive)
         except ClientGone:
+            return
+        if self._live is not None and action in ON_PREFIX and names_prefix(raw):
+            # A prefix is anybody's, where a prompt or a session is known to who asks: it needs the token.
+            told = await self._live.on_prefix(action, raw, HTTPConnection(scope))
+            await JSONResponse(told)(scope, receive, send)
             return
         target = parse_target(raw, ttl=action == "pin", session=by_session)
         self._service.check_model(target.model)

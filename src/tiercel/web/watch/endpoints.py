@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -24,12 +24,13 @@ from tiercel.web.site import HEADERS
 from tiercel.web.watch.guard import Guard
 from tiercel.web.watch.history import SAMPLES_MAX
 from tiercel.web.watch.openapi import description
-from tiercel.web.watch.steering import ACTIONS, BODY_BYTES_MAX, Call, parse_call
+from tiercel.web.watch.steering import ACTIONS, BODY_BYTES_MAX, parse_call
 from tiercel.web.watch.watch import Watch
 
 OVERVIEW, STREAM, HISTORY = "/v1/overview", "/v1/overview/stream", "/v1/history"
 METRICS, DESCRIPTION = "/metrics", "/openapi.json"
 CACHE = {f"/v1/cache/{one}": one for one in ACTIONS}
+CLEAR = "/v1/cache/clear"
 _POINTS = 360
 _LOOK_S = 0.2
 # A comment now and then shows whether the client is still there.
@@ -66,6 +67,10 @@ class Endpoints:
             Route(path, self.guarded(self.steer(action), changes=True), methods=["POST"])
             for path, action in CACHE.items()
         ]
+
+    def clear_route(self) -> Route:
+        """The only one of those that a server with calls of its own lacks."""
+        return Route(CLEAR, self.guarded(self.steer(CACHE[CLEAR]), changes=True), methods=["POST"])
 
     def guarded(self, endpoint: Endpoint, *, changes: bool = False) -> Endpoint:
         """The endpoint for those who may."""
@@ -131,14 +136,17 @@ class Endpoints:
                 raw = await self._intake.body(request.scope, request.receive)
             except ClientGone:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            return JSONResponse(
-                await self.act(parse_call(action, raw), request.headers.get("authorization", ""))
-            )
+            return JSONResponse(await self._act(action, raw, request))
 
         return answer
 
-    async def act(self, call: Call, authorization: str) -> dict[str, Any]:
-        """Do it, beside the event loop. Raises ApiError."""
+    async def on_prefix(self, action: str, raw: bytes, request: HTTPConnection) -> dict[str, Any]:
+        """What a server with calls of its own leaves to us: a body that names a prefix. Raises ApiError."""
+        self._guard.check(request, changes=True)
+        return await self._act(action, raw, request)
+
+    async def _act(self, action: str, raw: bytes, request: HTTPConnection) -> dict[str, Any]:
+        call, authorization = parse_call(action, raw), request.headers.get("authorization", "")
         if self._under_way >= _AT_ONCE_MAX:
             raise ApiError(
                 HTTPStatus.TOO_MANY_REQUESTS, "too many calls are under way; try again in 1 s",

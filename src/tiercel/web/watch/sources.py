@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,11 +16,12 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tiercel import __version__
+from tiercel.blocks import Chain
 from tiercel.errors import DaemonError
 from tiercel.service.client import RemoteStore
 from tiercel.service.connecting import reach
 from tiercel.service.prometheus import StoreCollector
-from tiercel.store import Overview, Store, overview_json
+from tiercel.store import Overview, StoreStats, overview_json
 from tiercel.web.api.faults import SERVER, ApiError, bad, show
 from tiercel.web.watch.steering import Call
 
@@ -28,6 +29,28 @@ SHOWN = 64
 _DEADLINE_S = 10.0
 _GRACE_S = 5.0
 _AGAIN_S = 1.0
+
+
+class Watched(Protocol):
+    """What is asked of a store."""
+
+    def stats(self) -> StoreStats: ...
+
+    def overview(self, limit: int = 64) -> Overview: ...
+
+    def chain_of(self, prefix: str) -> Chain | None: ...
+
+    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
+
+    def pin(self, chain: Chain, ttl_s: float) -> int: ...
+
+    def unpin(self, chain: Chain) -> None: ...
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
+
+    def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int: ...
 
 
 class Source(Protocol):
@@ -50,7 +73,7 @@ class StoreSource:
     """A store of this process. `store` gives None before it is open; `facts` what else there is to say."""
 
     def __init__(
-        self, store: Callable[[], Store | None], kind: str, where: str,
+        self, store: Callable[[], Watched | None], kind: str, where: str,
         facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:  # fmt: skip
         self._store, self._kind, self._where, self._facts = store, kind, where, facts
@@ -130,13 +153,13 @@ class DaemonSource:
             if self._reached is None and time.monotonic() - self._tried_s >= _AGAIN_S:
                 self._tried_s = time.monotonic()
                 try:
-                    self._reached = reach(self._path)
+                    self._reached, self._why = reach(self._path), ""
                 except DaemonError as fault:
                     self._why = str(fault)
             return self._reached
 
 
-def steered(store: Store, call: Call) -> dict[str, Any]:
+def steered(store: Watched, call: Call) -> dict[str, Any]:
     """Do a call on a store. Raises ApiError for a prefix that is not known."""
     if call.action == "clear":
         done = store.clear(call.scope, _DEADLINE_S)
@@ -173,13 +196,13 @@ def steered(store: Store, call: Call) -> dict[str, Any]:
     return {"object": "cache", "action": call.action, "blocks": len(chain), "done": done}
 
 
-def _told(store: Store, full: bool) -> dict[str, Any]:
+def _told(store: Watched, full: bool) -> dict[str, Any]:
     # Who only keeps the history needs no tree, and a store that nobody looks at should not make one.
     seen = store.overview(SHOWN) if full else Overview(time.time(), store.stats())
     return overview_json(seen)
 
 
-def _metrics(store: Store) -> bytes:
+def _metrics(store: Watched) -> bytes:
     registry = CollectorRegistry()
     registry.register(StoreCollector(store.stats))
     return generate_latest(registry)

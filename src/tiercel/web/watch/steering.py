@@ -30,6 +30,17 @@ class Call:
     ttl_s: float = 0.0
 
 
+def names_prefix(raw: bytes) -> bool:
+    """Whether a body is one of ours, for a server that also takes prompts and sessions."""
+    if len(raw) > BODY_BYTES_MAX or b"prefix" not in raw:
+        return False
+    try:
+        given = json.loads(raw)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(given, dict) and "prefix" in given
+
+
 def parse_call(action: str, raw: bytes) -> Call:
     """The call a body asks for. Raises ApiError."""
     given = _object(raw)

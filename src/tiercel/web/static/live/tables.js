@@ -4,7 +4,7 @@ import { $, el, rows, show, style, text } from "./dom.js";
 import { NONE, ago, bytes, many, seconds, whole } from "./format.js";
 import { placeName, sum } from "./figures.js";
 
-const ROWS = 12;
+const ROWS = matchMedia("(max-width: 860px)").matches ? 6 : 12;
 const opened = new Set();
 
 // At most a screenful, until somebody asks for all.
