@@ -30,7 +30,8 @@ What may follow `--set` is in [configuration](configuration.md).
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Every command and subcommand with its name, in the order of `tiercel --help`."""
-    for name in COMMANDS:
+    headings = list(dict.fromkeys(row.heading for row in COMMANDS.values()))
+    for name in sorted(COMMANDS, key=lambda name: headings.index(COMMANDS[name].heading)):
         command = load_command(name)
         yield name, command
         for sub, one in subcommands(name, command).items():
@@ -92,7 +93,8 @@ def _escaped(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    # Not every Markdown takes an escaped bar within code.
+    return " ".join(text.split()).replace("|", ", ")
 
 
 PAGES: dict[str, Callable[[], str]] = {"cli.md": commands_page, "configuration.md": reference_page}
