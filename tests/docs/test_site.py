@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,9 +12,11 @@ from xml.etree import ElementTree
 
 import click
 import pytest
+from scripts.browser import chromium
 from scripts.docs_pages import DOCS, PAGES, commands
 from scripts.docs_pictures import PICTURES, WIDTH
 from scripts.docs_site import ROOT, relinked
+from tests.service.running import environ
 
 # ---- made from the code
 
@@ -87,8 +88,8 @@ def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Comple
     # With --quiet mkdocs does not count the warnings that --strict ends with.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     command += ["--config-file", str(config)]
-    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
+    quiet = environ({"NO_MKDOCS_2_WARNING": "1"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=quiet)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,37 @@ def test_the_site_can_be_searched_from_a_disk(site: Path) -> None:
     text = next(site.glob("search/search_index.js*")).read_text("utf-8")
     rows = json.loads(text[text.index("{") :])["docs"]
     assert any("second-sight" in row["text"] for row in rows)
+
+
+# In a process of its own: of Playwright's sync API there may be one at a time.
+SEARCH = """
+import sys
+from playwright.sync_api import sync_playwright
+from scripts.browser import FLAGS, chromium
+with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+    page = browser.new_page()
+    elsewhere = []
+    page.on("request", lambda asked: elsewhere.append(asked.url) if asked.url.startswith("http") else None)
+    page.goto(sys.argv[1])
+    page.locator("input.md-search__input").first.click()
+    page.keyboard.type(sys.argv[2])
+    found = page.locator(".md-search-result__item a").first
+    found.wait_for(timeout=30_000)
+    print(found.get_attribute("href"), elsewhere)
+    browser.close()
+"""
+
+
+@needs_mkdocs
+@pytest.mark.skipif(chromium() is None, reason="no Chromium here: apt-get install chromium, or set CHROMIUM")
+def test_a_browser_finds_pages_of_the_site_on_a_disk(site: Path) -> None:
+    command = [sys.executable, "-c", SEARCH, f"{site.as_uri()}/index.html", "allkeys"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ())
+    assert done.returncode == 0, done.stderr
+    where, elsewhere = done.stdout.strip().split(" ", 1)
+    assert where.startswith(f"{site.as_uri()}/tiers.html"), where
+    assert elsewhere == "[]"
 
 
 @needs_mkdocs
