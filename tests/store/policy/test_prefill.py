@@ -62,6 +62,8 @@ def test_an_outlier_among_five_of_each_size_does_not_mislead(
     pick = random.Random(seed)
     for factor, (tokens, context) in zip(nonsense, pick.sample(SIZES, len(SIZES)), strict=False):
         estimator.observe(tokens, context, cost.seconds(tokens, context) * factor)
+        # Four of five in a row would be a change, not outliers.
+        estimator.observe(tokens, context, cost.seconds(tokens, context))
     assert off(estimator, cost) < 0.5
 
 
@@ -72,6 +74,15 @@ def test_a_lasting_change_is_believed_within_a_few_requests_of_each_size() -> No
         for size in SIZES:
             estimator.observe(*size, slower.seconds(*size))
     assert off(estimator, slower) < 0.2
+
+
+def test_a_change_seen_at_a_few_sizes_is_believed_for_all() -> None:
+    estimator = learned(TRUE, 10)
+    slower = PrefillCost(TRUE.fixed_s * 4, TRUE.token_s * 4, TRUE.pair_s * 4)
+    for number in range(5):
+        assert (off(estimator, slower) < 0.2) == (number >= 4), number
+        size = SIZES[number % 2]
+        estimator.observe(*size, slower.seconds(*size))
 
 
 def test_a_stall_of_a_hundred_seconds_changes_nothing() -> None:

@@ -7,7 +7,8 @@ The linear term is the weights' work, the last one attention's: every new token 
 The coefficients are fitted to recent observations (of each size the median of the latest few) by non-negative
 least squares of the relative errors, reweighted so that an outlier (a suspended machine, a stall, a busy
 neighbour) is worth next to nothing: towards least absolute errors first, then with Cauchy weights. A lasting
-change is believed after a few requests. Knows no engine and no clock.
+change of speed is believed for all sizes once all but one of the latest five requests say so. Knows no engine
+and no clock.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,8 @@ _SECONDS_MIN, _SECONDS_MAX = 1e-6, 3600.0
 # Sets of terms to try (fixed, per token, per pair), simplest belief first: with few sizes seen several fit
 # equally well, and a term more must earn its place.
 _TERM_SETS = ([1], [1, 2], [0, 1], [0, 1, 2], [2], [0, 2], [0])
+# When all but one of the latest few, of whatever size, say that the engine is faster or slower, it is.
+_LATEST, _LEVEL_NOISE = 5, 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class PrefillEstimator:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[tuple[int, int], deque[tuple[int, int, float]]] = {}
+        self._latest: deque[tuple[int, int, float]] = deque(maxlen=_LATEST)
         self._cost: PrefillCost | None = None
         self._stale = False
         self.observed = 0
@@ -72,6 +77,7 @@ class PrefillEstimator:
             kept = self._seen.pop(size, None) or deque(maxlen=_PER_CLASS)
             kept.append((tokens, context, seconds))
             self._seen[size] = kept
+            self._latest.append((tokens, context, seconds))
             if len(self._seen) > _CLASSES_MAX:
                 del self._seen[next(iter(self._seen))]
             self._stale = True
@@ -81,7 +87,8 @@ class PrefillEstimator:
         """What is believed now; None before anything was observed."""
         with self._lock:
             if self._stale:
-                self._cost = _fit([_usual(kept) for kept in self._seen.values()])
+                fitted = _fit([_usual(kept) for kept in self._seen.values()])
+                self._cost = _levelled(fitted, self._latest)
                 self._stale = False
             return self._cost
 
@@ -89,6 +96,17 @@ class PrefillEstimator:
 def _usual(kept: deque[tuple[int, int, float]]) -> tuple[int, int, float]:
     """Of the latest observations of one size, the middle one."""
     return sorted(kept, key=lambda one: one[2] / one[0])[(len(kept) - 1) // 2]
+
+
+def _levelled(cost: PrefillCost, latest: deque[tuple[int, int, float]]) -> PrefillCost:
+    """`cost` at the speed of the latest observations: an engine that turns slow does so at every size."""
+    levels = sorted(
+        seconds / max(_SECONDS_MIN, cost.seconds(tokens, context)) for tokens, context, seconds in latest
+    )
+    if len(levels) < _LATEST or (levels[1] <= _LEVEL_NOISE and levels[-2] >= 1 / _LEVEL_NOISE):
+        return cost
+    level = median(levels)
+    return PrefillCost(cost.fixed_s * level, cost.token_s * level, cost.pair_s * level)
 
 
 def _fit(seen: list[tuple[int, int, float]]) -> PrefillCost:
