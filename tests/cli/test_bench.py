@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,12 +153,29 @@ def test_an_interrupted_run_is_a_report_on_what_there_was(tmp_path: Path, number
     assert (len(side.samples), side.rounds[0].cut) == (3, 1)
 
 
-def test_a_server_that_does_not_start_is_one_line_with_its_own_words() -> None:
+def test_a_model_that_is_not_there_is_one_line() -> None:
     done = bench("/no/such/model", "--engine", "transformers")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("tiercel: error: ")
-    assert "/no/such/model" in done.stderr
+    assert done.stderr.startswith("tiercel: error: /no/such/model")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_server_that_does_not_start_is_one_line_with_its_own_words_and_leaves_its_log(
+    tmp_path: Path,
+) -> None:
+    """A model folder without weights: only the server finds out."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    done = bench(str(tmp_path), "--engine", "transformers")
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("tiercel: error: the server for 'on' ended with exit code 2: ")
+    told = re.search(r"logs of the servers: (\S+)", done.stderr)
+    assert told is not None
+    last = error.removeprefix("tiercel: error: the server for 'on' ended with exit code 2: ")
+    assert last in (Path(told[1]) / "on.log").read_text()
+    shutil.rmtree(told[1])
 
 
 @pytest.mark.model

@@ -120,7 +120,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     late_s: Spread
     requests_per_s: float | None
     tokens_per_s: float | None
-    prompt_tokens: int | None
+    prompt_tokens: Spread
     cached_share: float | None
     figures: Figures | None
     host_bytes: int | None
@@ -137,10 +137,8 @@ def summary(spec: Spec, side: SideRun) -> Summary:
     """What one side's samples come to."""
     good = answered(side.samples)
     seconds = sum(one.seconds for one in side.rounds)
-    prompts = [one.prompt_tokens for one in good]
     cached = [(one.cached_tokens, one.prompt_tokens) for one in good]
     known = [(c, p) for c, p in cached if c is not None and p]
-    whole = sum(p for p in prompts if p is not None) if prompts and None not in prompts else None
     plan = planned(spec)
     over = any(one.ended for one in side.rounds) or len(side.rounds) < spec.rounds
     cut = sum(one.cut for one in side.rounds)
@@ -160,7 +158,7 @@ def summary(spec: Spec, side: SideRun) -> Summary:
         late_s=_spread(good, lambda one: one.late_s),
         requests_per_s=len(good) / seconds if seconds else None,
         tokens_per_s=sum(one.tokens for one in good) / seconds if seconds else None,
-        prompt_tokens=whole,
+        prompt_tokens=_spread(good, lambda one: one.prompt_tokens),
         cached_share=sum(c for c, _ in known) / sum(p for _, p in known)
         if len(known) == len(good) > 0
         else None,

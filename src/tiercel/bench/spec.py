@@ -100,7 +100,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         pause = f", pauses of {self.pause_s:g} s on average" if self.pause_s and self.turns > 1 else ""
         return (
             f"{count}, from {self.tokens:,} tokens on, answers of up to {self.answer_tokens}{pause}; {how}; "
-            f"{self.rounds} rounds"
+            f"{self.rounds} round{'s' if self.rounds > 1 else ''}"
         )
 
 

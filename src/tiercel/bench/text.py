@@ -67,6 +67,7 @@ def _rows(run: WorkloadRun, compared: dict[str, Ratio], token_bytes: int | None)
             tuple(_rate(one.tokens_per_s) for one in sides),
             _times(sides, "tokens_per_s"),
         ),
+        Row("prompt tokens, median and most", tuple(_lengths(one.prompt_tokens) for one in sides)),
         Row("prompt tokens reused", tuple(_share(one.cached_share) for one in sides)),
         Row("… from where", tuple(_places(one) for one in sides)),
         Row("… copied to the engine", tuple(_copied(one, token_bytes) for one in sides)),
@@ -163,6 +164,10 @@ def _times(sides: list[Summary], field: str) -> str:
         return ""
     one, two = (getattr(side, field) for side in sides)
     return f"{_factor(one / two)} (no interval)" if one and two else ""
+
+
+def _lengths(spread: Spread) -> str:
+    return NOTHING if spread.p50 is None or spread.max is None else f"{spread.p50:,.0f}, {spread.max:,.0f}"
 
 
 def _share(value: float | None) -> str:

@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+import click
+
 from tiercel.bench.figures import of_daemon
 from tiercel.bench.run import Server
 from tiercel.bench.sides import WITHOUT_STORE
@@ -58,6 +60,7 @@ class StartedSide:
         self.name, self.what, self.token_bytes = name, what, token_bytes
         self._command, self._environ, self._extra = command, environ, extra or {}
         self._log, self._deadline_s, self._stop, self._socket = log, ready_deadline_s, stop, socket
+        self.failed = False
         self._child: Child | None = None
         self._sink: IO[bytes] | None = None
 
@@ -75,6 +78,7 @@ class StartedSide:
             if died := self._died(child):
                 raise ConfigError(f"the server for '{self.name}' {died}")
             if time.monotonic() > until_s:
+                self.failed = True
                 raise ConfigError(
                     f"the server for '{self.name}' was not ready within {self._deadline_s:g} s; raise "
                     "--ready-deadline if it needs longer"
@@ -94,6 +98,7 @@ class StartedSide:
     def _died(self, child: Child) -> str:
         if (code := child.exit_code) is None:
             return ""
+        self.failed = True
         last = _last_line(self._log)
         return f"ended with exit code {code}" + (f": {last}" if last else "")
 
@@ -124,8 +129,8 @@ class Servers:
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tiercel-bench-"))
         self._blocks: Path | None = None
-        self.keep_logs = False
         self.notes: list[str] = []
+        self.sides: list[StartedSide] = []
         self._model, self._flags, self._stop, self._deadline_s = model, tuple(flags), stop, ready_deadline_s
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -134,10 +139,12 @@ class Servers:
             undo.pop_all()
 
     def close(self) -> None:
-        """Remove blocks and logs; logs stay where `keep_logs` says so."""
+        """Remove blocks and logs; logs of a server that failed stay, and it is said where."""
         if self._blocks is not None:
             shutil.rmtree(self._blocks, ignore_errors=True)
-        if not self.keep_logs:
+        if any(side.failed for side in self.sides):
+            click.echo(f"tiercel: logs of the servers: {self.folder}", err=True)
+        else:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _sized(self, config: Config, specs: Sequence[Spec]) -> Config:
