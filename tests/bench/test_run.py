@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from scripts.browser import FLAGS, chromium
 from tests.bench.fake import MODEL, FakeServer, Handler, good, prompt_tokens, serving
 from tests.bench.test_workload import DOCUMENTS
 
@@ -297,3 +298,26 @@ def test_a_side_that_does_not_begin_later_on_is_a_problem_of_the_report() -> Non
     assert "off: " in found.problems[0]
     assert "HTTP 401" in found.problems[0]
     assert len(found.workloads[0].sides[ON].samples) == 8
+
+
+def test_the_page_in_a_browser(report: Report, tmp_path: Path) -> None:
+    """Nothing is blocked or asked for, and at a phone's width only tables scroll sideways."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    executable = chromium()
+    if executable is None:
+        pytest.skip("no Chromium here: apt-get install chromium, or set CHROMIUM to one")
+    write_page(tmp_path / "report.html", report)
+    told: list[str] = []
+    asked: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.on("console", lambda message: told.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((tmp_path / "report.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.locator("section > svg").count() == 6
+        assert page.locator("td.faster").count() >= 1
+        browser.close()
+    assert told == []
+    assert len(asked) == 1
