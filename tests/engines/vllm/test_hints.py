@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import pytest
 from tests.engines.vllm.toy import Toy, ToyEngine, prompt, toy_store
 from tests.store.support import disk, drop_ram, eventually
 
-from tiercel.engines.vllm import hints
+from tiercel.engines.vllm import asker, hints
 from tiercel.store import LaneOptions, TieredStore
 from tiercel.store.faults import FaultLog
 from tiercel.store.sessions import tenant_of
@@ -92,7 +93,10 @@ def test_low_priority_is_for_ram_alone_and_goes_first(tmp_path: Path) -> None:
         assert engine.cached(engine.run("again", prompt(100))) == 96
 
 
-def test_prefetch_brings_up_what_was_not_worth_loading_while_the_request_waits(tmp_path: Path) -> None:
+def test_prefetch_brings_up_what_is_in_a_tier_while_the_request_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asker, "ASK_DEADLINE_S", 30.0)  # on a busy host the thread may come late
     store = tiered(tmp_path)
     with Toy(tmp_path, store, options={"max_num_seqs": 1}).start() as engine:
         tokens = prompt(161)
@@ -186,3 +190,30 @@ def test_reading_hints_takes_no_time_of_the_scheduler(tmp_path: Path) -> None:
     for _ in range(10):
         hints.read_hints({"tiercel": given}, hints.Tally())
     assert time.perf_counter() - started_s < 1.0
+
+
+def test_a_decision_is_told_with_the_answer_to_who_asks_and_to_nobody_else(tmp_path: Path) -> None:
+    store = tiered(tmp_path)
+    with Toy(tmp_path, store).start() as engine:
+        tokens = prompt(100)
+        engine.run("cold", tokens, 5, salt="secret", **told(explain=True))
+        engine.forget()
+        assert store.flush(10)
+        drop_ram(store)
+        engine.run("warm", tokens, 5, salt="secret", **told(explain=True, session="agent-7"))
+        engine.run("silent", tokens, 5, salt="secret")
+        engine.add("aborted", prompt(90, 7), 50, **told(explain=True))
+        engine.step()
+        engine.abort("aborted")
+        engine.drain()
+        assert set(engine.told) == {"cold", "warm"}
+        cold, warm = (engine.told[name]["tiercel"] for name in ("cold", "warm"))
+        assert (cold["action"], cold["found"], cold["computed_tokens"]) == ("miss", {}, 100)
+        assert (warm["action"], warm["loaded"], warm["computed_tokens"]) == ("load", {"disk": 6}, 4)
+        assert warm["reason"].startswith("6 blocks found (6 in disk)")
+        assert json.loads(json.dumps(warm)) == warm
+        assert "do_remote_prefill" not in engine.told["warm"], (
+            "which would have vLLM fetch it from another engine"
+        )
+        assert not any(word in json.dumps(engine.told) for word in ("secret", "agent-7"))
+        assert not engine.connector._scheduler.side._accounts._told

@@ -226,6 +226,7 @@ class ToyEngine:
         self.stats: dict[str, float] = {}
         self.preemptions = 0
         self.external: dict[str, int] = {}
+        self.told: dict[str, Any] = {}
         self.steps = 0
 
     def _patched(self, store: Any) -> Any:
@@ -317,6 +318,8 @@ class ToyEngine:
                 self.outputs[one.request_id] += one.new_token_ids
                 if one.prefill_stats is not None:
                     self.external[one.request_id] = one.prefill_stats.num_external_cached_tokens
+                if one.kv_transfer_params is not None:
+                    self.told[one.request_id] = one.kv_transfer_params
                 if one.finish_reason is not None:
                     self.finished[one.request_id] = str(one.finish_reason)
             if batch.scheduler_stats is not None and batch.scheduler_stats.kv_connector_stats:

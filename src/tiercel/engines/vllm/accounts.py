@@ -36,6 +36,7 @@ class _Account:
 
     request: Request
     began_s: float
+    explain: bool = False
     ask: Ask | None = None
     local: int = 0
     accepted: int = 0
@@ -75,12 +76,18 @@ class Accounts:
         self._drops_last = drops_last
         self._open: dict[str, _Account] = {}
         self._due: set[str] = set()
+        self._told: dict[str, Decision] = {}
         self.faults = 0
 
     @_harmless
     def began(self, request: Request) -> None:
         """The scheduler got a request."""
         self._open[request.request_id] = _Account(request, time.monotonic())
+
+    @_harmless
+    def explain(self, name: str) -> None:
+        """It wants to be told what was decided: see `told`."""
+        self._open[name].explain = True
 
     @_harmless
     def waits(self, name: str) -> None:
@@ -138,6 +145,10 @@ class Accounts:
         if request.request_id in self._open:
             self._settle(request.request_id, time.monotonic())
 
+    def told(self, name: str) -> Decision | None:
+        """What a request that has finished wanted to be told; once."""
+        return self._told.pop(name, None)
+
     def _answered(self, name: str) -> bool:
         account = self._open.get(name)
         return account is None or account.request.num_output_tokens > 0
@@ -146,7 +157,10 @@ class Accounts:
         self._due.discard(name)
         account = self._open.pop(name, None)
         if account is not None:
-            self._report(self._decision(account, now_s))
+            decision = self._decision(account, now_s)
+            if account.explain:
+                self._told[name] = decision
+            self._report(decision)
 
     def _decision(self, account: _Account, now_s: float) -> Decision:
         request, size = account.request, self._block_tokens

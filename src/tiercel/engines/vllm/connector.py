@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from tiercel.engines.vllm.hints import explained
 from tiercel.engines.vllm.jobs import Done, Shard, Step
 from tiercel.engines.vllm.opening import SchedulerParts, WorkerParts, open_scheduler, open_worker
 from tiercel.engines.vllm.options import read_options
@@ -259,10 +260,11 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Never delays: what is being saved is held by a reference of its own."""
-        if self._scheduler is not None:
-            self._scheduler.side.finished(request)
-        return False, None
+        """Never delays: what is being saved is held by a reference of its own. Says why, if asked."""
+        if self._scheduler is None:
+            return False, None
+        decision = self._scheduler.side.finished(request)
+        return False, None if decision is None else explained(decision)
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are needed to learn of saves that end and to publish events."""

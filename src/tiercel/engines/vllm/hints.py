@@ -7,10 +7,11 @@ of in the log once a minute, by its name alone. Decides nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tiercel.engines.vllm.stats import Tally
 from tiercel.store.faults import FaultLog
-from tiercel.store.policy import Hints, sift_hints
+from tiercel.store.policy import Decision, Hints, as_json, sift_hints
 
 FIELD = "tiercel"
 _WHERE = f"kv_transfer_params.{FIELD}"
@@ -28,3 +29,11 @@ def read_hints(params: object, tally: Tally) -> Hints:
         _log.note("hints", f"{refused[0].param} is not accepted as a hint and was left out; see docs/vllm.md")
         _log.emit()
     return hints
+
+
+def explained(decision: Decision) -> dict[str, Any]:
+    """The `kv_transfer_params` of an answer whose request has the hint `explain`."""
+    shown = as_json(decision)
+    # The store's to give, and not known here.
+    del shown["number"], shown["at_s"]
+    return {FIELD: shown}

@@ -19,7 +19,7 @@ from tiercel.engines.vllm.hints import read_hints
 from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, Owner, SaveJob, Step, Table, writable_from
 from tiercel.engines.vllm.pace import Pace
 from tiercel.engines.vllm.stats import Tally
-from tiercel.store.policy import Hints
+from tiercel.store.policy import Decision, Hints
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -130,6 +130,8 @@ class SchedulerSide:
         tracked = _Tracked(request, not request.skip_reading_prefix_cache and hints.load, hints)
         self._requests[request.request_id] = tracked
         self._accounts.began(request)
+        if hints.explain:
+            self._accounts.explain(request.request_id)
         self._extend(tracked)
         self._ask(tracked)
         self._note_session(tracked)
@@ -229,8 +231,8 @@ class SchedulerSide:
         idle = not output.total_num_scheduled_tokens
         return Step(self.identity, loads, tuple(saves), idle=idle, waiting=waiting)
 
-    def finished(self, request: Request) -> None:
-        """vLLM forgets a request. What is being saved of it stays held."""
+    def finished(self, request: Request) -> Decision | None:
+        """vLLM forgets a request. What is being saved of it stays held. Returns what it wanted to be told."""
         self._accounts.finished(request)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is not None:
@@ -238,6 +240,7 @@ class SchedulerSide:
             self._note_session(tracked)
         for held in self._held.values():
             held.orphaned |= held.request == request.request_id
+        return self._accounts.told(request.request_id)
 
     def ended(self, loaded: Iterable[str] = ()) -> None:
         """The results of a step are in, and these loads are over."""
