@@ -26,6 +26,7 @@ class FakeServer(ThreadingHTTPServer):
         self.keys: set[str | None] = set()
         self.metrics: str | None = None
         self.context_tokens: int | None = None
+        self.cache = False
         self.lock = threading.Lock()
         self.let_go = threading.Event()
 
@@ -53,6 +54,8 @@ class Handler(BaseHTTPRequestHandler):
             )
         elif self.path == "/metrics" and self.server.metrics is not None:
             self.whole(200, self.server.metrics, "text/plain")
+        elif self.path.startswith("/v1/cache/decisions") and self.server.cache:
+            self.whole(200, "{}")
         else:
             self.whole(404, "{}")
 

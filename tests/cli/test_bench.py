@@ -80,6 +80,21 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"tiercel: error: {url}: lists no model" in capsys.readouterr().err
 
 
+def test_a_server_that_would_ignore_hints_is_no_side_without_the_store(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serving(good) as server:
+        args = ["bench", "--url", server.url, "--baseline-hints", *SMALL]
+        assert cli.run(args) == 2
+        assert "accepted: a tiercel serve with its own engine" in capsys.readouterr().err
+        assert server.bodies == []
+        server.cache = True
+        assert cli.run(args) == 0
+    told = [one.get("tiercel") for one in server.bodies]
+    assert {"no_store": True, "no_load": True} in told
+    assert None in told
+
+
 def test_two_servers_are_measured_and_two_runs_compared(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

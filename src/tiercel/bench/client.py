@@ -152,6 +152,10 @@ class Client:
             f"{self.url}: lists no model at /v1/models; accepted: an OpenAI-compatible server, or --name"
         )
 
+    async def has(self, path: str) -> bool:
+        """Whether the server has something at `path`."""
+        return await self._get(path, _FIGURES_BYTES_MAX) is not None
+
     async def figures(self) -> str:
         """The server's `/metrics` page; empty if it has none."""
         raw = await self._get("/metrics", _FIGURES_BYTES_MAX)

@@ -167,7 +167,7 @@ def how_measured(report: Report) -> list[tuple[str, str]]:
             ("answers", f"greedy (temperature 0), {first.answer_tokens} tokens at most, streamed"),
             ("latency", late),
             ("order", f"{first.rounds} rounds; the side that goes first alternates; one side runs at a time"),
-            ("left out", f"{first.warmup} warm-up requests after each start of a server"),
+            ("left out", f"{first.warmup} warm-up requests whenever a side's turn comes"),
             ("deadline", f"{first.deadline_s:g} s a request"),
         ]
     lines += [

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tiercel.bench.client import Client
 from tiercel.bench.run import Server
+from tiercel.errors import ConfigError
 
 # What a request to `tiercel serve` with its own engine says to go without the store.
 WITHOUT_STORE = {"tiercel": {"no_store": True, "no_load": True}}
+# What only such a server has; others ignore fields that they do not know.
+_OWN_ENGINE = "/v1/cache/decisions?limit=1"
+
+
+def require_hints(url: str, api_key: str | None) -> None:
+    """Raises ConfigError unless the server at `url` goes without the store when told."""
+
+    async def asked() -> bool:
+        async with Client(url, None, api_key) as client:
+            return await client.has(_OWN_ENGINE)
+
+    if not asyncio.run(asked()):
+        raise ConfigError(
+            f"--baseline-hints: {url} has no {_OWN_ENGINE}; accepted: a tiercel serve with its own engine"
+        )
 
 
 @dataclass(frozen=True, slots=True)

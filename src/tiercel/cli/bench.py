@@ -228,7 +228,7 @@ def _sides(
     """The sides, and what is worth knowing of them."""
     from tiercel.bench.client import checked_url
     from tiercel.bench.results import OFF, ON
-    from tiercel.bench.sides import WITHOUT_STORE, UrlSide
+    from tiercel.bench.sides import WITHOUT_STORE, UrlSide, require_hints
 
     if given["url"] is None:
         return _started(given, flags, specs, stop, stack)
@@ -238,6 +238,7 @@ def _sides(
         other = checked_url("--baseline-url", given["baseline_url"])
         sides.append(UrlSide(OFF, other, other))
     elif given["baseline_hints"]:
+        require_hints(url, os.environ.get(API_KEY_VARIABLE) or None)
         sides.append(UrlSide(OFF, f"{url}, told to store and load nothing", url, WITHOUT_STORE))
     return sides, []
 
