@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,8 @@ def on_the_page() -> Iterator[tuple[Row, str, str]]:
 
 
 def exported_rows() -> Iterator[Row]:
-    metrics = Metrics(OneTier(), 3)
+    store: Any = OneTier()
+    metrics = Metrics(store, 3)
     metrics.requests.labels("/v1/models", "200")
     metrics.seconds.labels("/v1/models")
     metrics.ttft.labels("ram")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.service.running import Running
@@ -27,6 +28,9 @@ class Daemon:
         self.got: list[int] = []
         self.lost = 0
         self.calls = 0
+
+    def answered(self, reporting: Reporting, calls: int) -> bool:
+        return self.calls == calls and not reporting._sending
 
     def take(self, decisions: tuple[Decision, ...], lost: int) -> bool:
         self.open.wait(10)
@@ -68,9 +72,9 @@ def test_what_a_daemon_missed_while_it_was_away_is_told_when_it_is_back() -> Non
     daemon = Daemon()
     reporting = Reporting(daemon.take)
     daemon.there = False
-    for calls in range(3):
+    for calls in (1, 2, 3):
         reporting.add(decision())
-        assert eventually(lambda calls=calls: daemon.calls > calls and not reporting._sending)
+        assert eventually(partial(daemon.answered, reporting, calls))
     daemon.there = True
     reporting.add(decision(7))
     assert eventually(lambda: (daemon.got, daemon.lost) == ([7], 3))

@@ -112,7 +112,7 @@ def put(
 
 def get(store: TieredStore, of: Chain, deadline_s: float = 5.0) -> list[str]:
     """The sources of the blocks that came back; their bytes are checked."""
-    sources = []
+    sources: list[str] = []
     with store.acquire(of, deadline_s) as lease:
         for block in lease:
             assert bytes(block.payload) == payload_of_key(of.keys[block.index]), "wrong bytes"
