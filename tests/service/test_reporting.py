@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.service.running import Running
 from tests.store.support import eventually
 
+from tiercel.service import wire
 from tiercel.service.reporting import Reporting
 from tiercel.store import Decision
 
@@ -100,6 +101,10 @@ def test_the_last_reports_are_sent_when_a_client_leaves(tmp_path: Path) -> None:
             assert other.stats().requests.requests == 50
             assert [one.prompt_tokens for one in other.decisions(2)] == [49, 48]
             assert len(other.overview(3).decisions) == 3
+            many = wire.Report((decision(),) * 2000, 3)
+            assert other._call(many, wire.Number, 5) is not None
+            told = other.stats().requests
+            assert (told.requests, told.lost) == (50 + 1024, 976 + 3), "a client cannot keep a daemon busy"
             daemon.kill()
             began_s = time.monotonic()
             other.report(decision())

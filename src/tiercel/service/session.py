@@ -204,9 +204,9 @@ class Session:
         )
 
     def _on_report(self, store: TieredStore, ask: wire.Report) -> wire.Answer:
-        for decision in ask.decisions:
+        for decision in ask.decisions[:_LIMIT_MAX]:
             store.report(decision)
-        store.reports.note_lost(ask.lost)
+        store.reports.note_lost(ask.lost + max(0, len(ask.decisions) - _LIMIT_MAX))
         return wire.Number(len(ask.decisions))
 
     def _on_askdecisions(self, store: TieredStore, ask: wire.AskDecisions) -> wire.Answer:
