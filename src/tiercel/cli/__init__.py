@@ -45,9 +45,6 @@ COMMANDS: dict[str, Row] = {
     "simulate": Row(
         "tiercel.cli.simulate:command", "Replay a request trace against caches you might buy.", SIZE
     ),
-    "dashboard": Row(
-        "tiercel.cli.dashboard:command", "The calculator and planner as a page, served or written.", SIZE
-    ),
     "bench": Row("tiercel.cli.bench:command", "Workloads with offloading and without, side by side.", TRY),
     "serve": Row("tiercel.cli.serve:command", "An OpenAI-compatible server on a cached model.", RUN),
     "daemon": Row("tiercel.cli.daemon:command", "One store for all engines of this host.", RUN),
@@ -55,6 +52,7 @@ COMMANDS: dict[str, Row] = {
         "tiercel.cli.cache:command", "List, verify, clear, copy, warm or steer what is cached.", RUN
     ),
     "explain": Row("tiercel.cli.explain:command", "What a server would do with a prompt, and why.", RUN),
+    "dashboard": Row("tiercel.cli.dashboard:command", "Watch it in a browser; the planner beside it.", RUN),
     "top": Row("tiercel.cli.top:command", "Watch a running daemon or server in the terminal.", RUN),
     "doctor": Row("tiercel.cli.doctor:command", "Check this host, the configuration and what runs.", RUN),
     "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),

@@ -101,14 +101,15 @@ function last(column) {
   return known.length ? known[known.length - 1] : null;
 }
 
-// Runs of known points as lines; what stands alone as a dot; sparse ones joined, for they are all there is.
+// Points near each other as lines, with dots where some between them are missing; what stands alone as a dot.
+const NEAR = 8;
 function line(what, column, x, y) {
   const known = column.map((value, n) => [n, value]).filter(([, value]) => value !== null && Number.isFinite(value));
-  const sparse = known.length < column.length / 3;
+  const sparse = known.length && known.length < 0.8 * (known[known.length - 1][0] - known[0][0] + 1);
   const runs = [];
   for (const [n, value] of known) {
     const run = runs[runs.length - 1];
-    if (run && (sparse || run[run.length - 1][0] === n - 1)) run.push([n, value]);
+    if (run && n - run[run.length - 1][0] <= (sparse ? NEAR : 1)) run.push([n, value]);
     else runs.push([[n, value]]);
   }
   const parts = [];
