@@ -214,7 +214,7 @@ def with_transformers(model: Path, tokens: int) -> dict[str, Any]:
 
 
 def random_prompt(tokens: int, number: int) -> list[int]:
-    source = random.Random(number)
+    source = random.Random(str(number))  # as numbers, -1 and 1 would be the same
     return [source.randrange(1000, 40000) for _ in range(tokens)]
 
 
