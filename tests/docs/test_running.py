@@ -68,6 +68,7 @@ def fit(words: Sequence[str], folder: Path) -> list[str]:
         (r"(tiers\.\d\.path=)?/var/cache/([\w-]+)", rf"\g<1>{folder}/\g<2>"),
         (r"^/etc/tiercel.toml$", f"{folder}/tiercel.toml"),
         (r"^/run/tiercel/s$", f"{folder}/s"),
+        (r"^127\.0\.0\.1:\d+$", "127.0.0.1:0"),
         (r"^\d{5,}$", "1000"),
     )
     out = list(words)
@@ -87,6 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         f'[ram]\nsize = "2MiB"\n[[tiers]]\npath = "{tmp_path}/tiercel"\nsize = "64MiB"\n'
         f'[[tiers]]\npath = "{tmp_path}/objects"\nsize = "64MiB"\n'
     )
+    (tmp_path / "token").write_text("a-token-of-some-length\n")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert cli.run(["simulate", "synth", "--requests", "300", "-o", "trace.jsonl"]) == 0
     capsys.readouterr()
