@@ -1,173 +1,171 @@
 """Do no harm: TTFT with a throttled tier, against always computing and always loading, in one run.
 
-    python -m benchmarks.harm [--json FILE] [--dir DIR] [--tokens 256,1024,...] [--rounds N]
+    python -m benchmarks.harm --page      both engines, into docs/; about 9 minutes, nothing else running
+    python -m benchmarks.harm --quick     short prompts, one round: an impression; writes nothing
+    python -m benchmarks.harm --engines vllm --tokens 256,1024 --rounds 5 --json FILE
 
-One engine, one store whose RAM is emptied before every request, so that all comes from one tier whose reads
-are slowed down to a link's latency and bandwidth. The arms take turns on the same prompts; before each link
-the tier's earlier speed is forgotten by three requests, whose times are shown too: they are what learning
-costs. `turning slow` and `turning fast` change the link in the middle, without telling.
+Every engine has one store whose RAM is emptied before every request, so that all comes from one tier whose
+reads are slowed down to a link's latency and bandwidth. After each change of the link, without telling, its
+earlier speed is unlearned by three requests, whose times are shown too: that is what learning costs.
+`Turning slow` and `turning fast` change it in the middle and look at every request after.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.core import forget_ram
+from benchmarks import harm_page
+from benchmarks.harm_engines import COMPUTE, ENGINES, LOAD, OURS, Arms
+from benchmarks.run import FOLDER, ROOT, machine
+from benchmarks.throttle import FAST, LINKS, SLOW, Link
 from benchmarks.timing import publish
-from benchmarks.ttft import first_token, prompts
-from tiercel.blocks import BlockKey, record_bytes
-from tiercel.engines.transformers import TransformersEngine
-from tiercel.memory import Arena
-from tiercel.models import demo_model_dir
-from tiercel.store import LaneOptions, TieredStore
-from tiercel.tiers import FilesTier, Outcome, Stored, Usage
 
-ROUNDS, PROMPTS, LEARNING = 5, 3, 3
-TOKENS = (256, 1024, 4096, 8000)
-
-
-@dataclass
-class Link:
-    """A one-way link: each read waits its latency, then for its share of the bandwidth, in turn."""
-
-    latency_s: float
-    bytes_per_s: float
+TOKENS, ROUNDS = (256, 1024, 4096, 8000), 3
+QUICK_TOKENS, QUICK_ROUNDS = (256, 1024), 1
+LEARNING, TURNING_TOKENS, TURNING = 3, 1024, 8
+SHARING, SHARED_TOKENS = 50, 6000
+# Longer than a tier that was priced out is left alone before one block of it is read again.
+_TRIED_AGAIN_S = 6.0
+# What takes longer to load is loaded for nobody: minutes for what is plain to see.
+_LOAD_S_MAX = 12.0
+_TOKEN_BYTES = 23040
 
 
-LINKS = {
-    "10 MB/s, 200 ms": Link(0.2, 10e6),
-    "50 MB/s, 20 ms": Link(0.02, 50e6),
-    "1 GB/s, 1 ms": Link(0.001, 1e9),
-    "disk as it is": Link(0.0, 1e12),
-}
-
-
-class Throttled:
-    """A files tier behind a link."""
-
-    def __init__(self, inner: FilesTier) -> None:
-        self.inner, self.name, self.link = inner, inner.name, LINKS["disk as it is"]
-        self._turn = threading.Lock()
-        self._free_s = 0.0
-
-    def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
-        size = sum(record.nbytes for record in records)
-        with self._turn:
-            begin_s = max(time.monotonic(), self._free_s)
-            self._free_s = begin_s + size / self.link.bytes_per_s
-            until_s = self._free_s + self.link.latency_s
-        outcomes = self.inner.read(keys, records)
-        time.sleep(max(0.0, until_s - time.monotonic()))
-        return outcomes
-
-    def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
-        return self.inner.contains(keys)
-
-    def write(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
-        return self.inner.write(keys, records)
-
-    def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        return self.inner.delete(keys)
-
-    def scan(self) -> Iterator[Stored]:
-        return self.inner.scan()
-
-    def usage(self) -> Usage:
-        return self.inner.usage()
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class Arms:
-    """The three ways to answer a prompt, by one engine over one store."""
-
-    def __init__(self, folder: Path) -> None:
-        self.engine = TransformersEngine(demo_model_dir(os.environ), block_tokens=256)
-        self.tier = Throttled(FilesTier(folder))
-        arena = Arena(record_bytes(self.engine.layout.payload_bytes), 160, reserved=8)
-        self.store = TieredStore(arena, [(self.tier, LaneOptions(cap_bytes=8 << 30, deadline_s=60.0))])
-        self.engine.attach(self.store)
-
-    def ttft(self, arm: str, tokens: list[int]) -> float:
-        forget_ram(self.store)
-        self.engine._load_always = arm == "always load"
-        result = first_token(self.engine, tokens, use_cache=arm != "always compute")
-        return result.timing.ttft_s
-
-
-def measure(folder: Path, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
-    arms = Arms(folder)
-    texts = {size: prompts(arms.engine, size)[:PROMPTS] for size in sizes}
-    for size in sizes:
-        for text in texts[size]:
-            first_token(arms.engine, text)
-    assert arms.store.flush(120)
-    rows = []
+def measure(arms: Arms, sizes: Sequence[int], rounds: int, *, quick: bool) -> dict[str, Any]:
+    """Every link and size of one engine, and what happens when a link turns."""
+    texts = {size: arms.prompt(size) for size in {*sizes, TURNING_TOKENS}}
+    arms.tier.link = FAST
+    for text in texts.values():
+        arms.ttft(OURS, text)
+    arms.written()
+    computed: dict[int, list[float]] = {size: [] for size in texts}
+    samples: dict[str, dict[int, dict[str, list[float]]]] = {}
+    learning: dict[str, list[float]] = {}
     for name, link in LINKS.items():
+        # In between, so that a machine's mood is in all arms alike.
+        for size, text in texts.items():
+            computed[size].append(arms.ttft(COMPUTE, text))
         arms.tier.link = link
-        learning = [arms.ttft("tiercel", texts[max(sizes)][0]) for _ in range(LEARNING)]
-        rows += [row(arms, name, size, texts[size], rounds) | {"learning_s": learning} for size in sizes]
-    rows += [turning(arms, texts[max(sizes)], *which) for which in (("fast", "slow"), ("slow", "fast"))]
-    assert arms.store.close(60)
-    return {"prompts": PROMPTS, "rounds": rounds, "rows": rows}
+        learning[name] = [arms.ttft(OURS, texts[sizes[len(sizes) // 3]]) for _ in range(LEARNING)]
+        samples[name] = {size: arm_times(arms, link, texts[size], rounds) for size in sizes}
+        say(f"{arms.name}: {name}")
+    rows = [
+        row(name, size, samples[name][size] | {COMPUTE: computed[size]}) for name in LINKS for size in sizes
+    ]
+    text, compute_s = texts[TURNING_TOKENS], statistics.median(computed[TURNING_TOKENS])
+    turns = {
+        "slow": [seconds / compute_s for seconds in turning(arms, text, FAST, SLOW)],
+        "fast": [seconds / compute_s for seconds in turning(arms, text, SLOW, FAST)],
+    }
+    shared = [] if quick else shared_prefix(arms)
+    return {"rows": rows, "learning_s": learning, "turning_of_compute": turns, "shared": shared}
 
 
-def row(arms: Arms, link: str, size: int, texts: list[list[int]], rounds: int) -> dict[str, Any]:
-    names = ["always compute", "tiercel"]
-    if arms.tier.link.bytes_per_s > 20e6 or size <= 1024:
-        names.append("always load")  # else minutes for what is plain to see
+def arm_times(arms: Arms, link: Link, text: list[int], rounds: int) -> dict[str, list[float]]:
+    names = [OURS]
+    if link.latency_s + len(text) * _TOKEN_BYTES / link.bytes_per_s <= _LOAD_S_MAX:
+        names.append(LOAD)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
-        for text in texts[: 1 + (rounds > 2)]:
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                times[name].append(arms.ttft(name, text))
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            times[name].append(arms.ttft(name, text))
+    return times
+
+
+def row(link: str, size: int, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     medians = {name: statistics.median(seen) for name, seen in times.items()}
-    best = min(medians[name] for name in names if name != "tiercel")
+    best_s = min(seconds for name, seconds in medians.items() if name != OURS)
     return {
         "link": link,
         "tokens": size,
         "median_s": medians,
-        "of_the_better": medians["tiercel"] / best,
-        "of_compute": medians["tiercel"] / medians["always compute"],
-        "worst_of_compute": max(times["tiercel"]) / medians["always compute"],
+        "min_s": {name: min(seen) for name, seen in times.items()},
+        "max_s": {name: max(seen) for name, seen in times.items()},
+        "of_the_better": medians[OURS] / best_s,
+        "of_compute": medians[OURS] / medians[COMPUTE],
+        "worst_of_compute": max(times[OURS]) / medians[COMPUTE],
     }
 
 
-def turning(arms: Arms, texts: list[list[int]], before: str, after: str) -> dict[str, Any]:
-    links = {"fast": LINKS["1 GB/s, 1 ms"], "slow": LINKS["10 MB/s, 200 ms"]}
-    compute = statistics.median(arms.ttft("always compute", texts[0]) for _ in range(3))
-    arms.tier.link = links[before]
-    for _ in range(6):
-        arms.ttft("tiercel", texts[0])
-    arms.tier.link = links[after]
+def turning(arms: Arms, text: list[int], before: Link, after: Link) -> list[float]:
+    """TTFT of every request after the link has changed."""
+    arms.tier.link = before
+    for number in range(5):
+        if number == 2 and before is FAST:
+            time.sleep(_TRIED_AGAIN_S)
+        arms.ttft(OURS, text)
+    arms.tier.link = after
     seen = []
-    for number in range(10):
-        if after == "fast" and number == 2:
-            time.sleep(6.0)  # a tier that was priced out is tried again every few seconds
-        seen.append(arms.ttft("tiercel", texts[number % len(texts)]) / compute)
-    return {"link": f"turning {after}", "tokens": len(texts[0]), "of_compute_one_by_one": seen}
+    for number in range(TURNING):
+        if number == 2 and after is FAST:
+            time.sleep(_TRIED_AGAIN_S)
+        seen.append(arms.ttft(OURS, text))
+    return seen
+
+
+def shared_prefix(arms: Arms) -> list[dict[str, Any]]:
+    """Many requests at once that begin with the same long text, for engines that take many (D21)."""
+    text = arms.prompt(SHARED_TOKENS)
+    asked = [[*text, *text[number : number + 8]] for number in range(SHARING)]
+    if not arms.together(OURS, asked):
+        return []
+    arms.written()
+    rows = []
+    for name, link in LINKS.items():
+        arms.tier.link = link
+        for _ in range(LEARNING):
+            arms.ttft(OURS, text)
+        computed = arms.together(COMPUTE, asked)
+        arms.tier.read_keys.clear()
+        ours = arms.together(OURS, asked)
+        read = arms.tier.read_keys
+        p99 = {COMPUTE: max(computed), OURS: max(ours)}
+        rows.append({"link": name, "p99_s": p99, "read_blocks": len(read), "distinct": len(set(read))})
+        say(f"{arms.name}: {SHARING} at once, {name}")
+    return rows
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--dir", type=Path)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.harm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", default=",".join(ENGINES), help="some of: " + ", ".join(ENGINES))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="short prompts, one round")
+    parser.add_argument("--page", action="store_true", help="write figures and table into docs/")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--dir", type=Path, default=ROOT / ".cache", help="a directory on a disk")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.dir, prefix="harm-") as folder:
-        result = measure(Path(folder), [int(one) for one in options.tokens.split(",")], options.rounds)
-    publish(result, options.json)
+    sizes = QUICK_TOKENS if options.quick else tuple(sorted(map(int, options.tokens.split(","))))
+    rounds = QUICK_ROUNDS if options.quick else options.rounds
+    results: dict[str, Any] = {"machine": machine(), "rounds": rounds, "engines": {}}
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    options.dir.mkdir(parents=True, exist_ok=True)
+    started_s = time.monotonic()
+    for name in options.engines.split(","):
+        with (
+            tempfile.TemporaryDirectory(dir=options.dir, prefix="harm-") as folder,
+            ENGINES[name](Path(folder)) as arms,
+        ):
+            results["engines"][arms.name] = measure(arms, sizes, rounds, quick=options.quick)
+    results["took_s"] = time.monotonic() - started_s
+    publish(results, FOLDER / "harm.json" if options.page else options.json)
+    print(harm_page.table(results))
+    if options.page:
+        harm_page.write_page(json.loads((FOLDER / "harm.json").read_text()))
 
 
 if __name__ == "__main__":

@@ -24,12 +24,13 @@ class Engine:
         self.llm = LLM(**options)
         self.asked = 0
 
-    def ttft(self, tokens: list[int]) -> dict[str, Any]:
+    def ttft(self, tokens: list[int], hints: dict[str, Any] | None = None) -> dict[str, Any]:
         """Seconds from the call to the first token of one greedy answer, alone in the engine."""
+        extra = {"kv_transfer_params": {"tiercel": hints}} if hints else None
         started = time.perf_counter()
         (answer,) = self.llm.generate(
             [TokensPrompt(prompt_token_ids=tokens)],
-            SamplingParams(temperature=0, max_tokens=1),
+            SamplingParams(temperature=0, max_tokens=1, extra_args=extra),
             use_tqdm=False,
         )
         taken = time.perf_counter() - started
@@ -45,9 +46,12 @@ class Engine:
         (answer,) = self.llm.generate([TokensPrompt(prompt_token_ids=tokens)], params, use_tqdm=False)
         return {"tokens": list(answer.outputs[0].token_ids)}
 
-    def together(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+    def together(
+        self, prompts: list[list[int]], max_tokens: int, hints: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """All prompts at once: when each had its first token, when the last was finished."""
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        extra = {"kv_transfer_params": {"tiercel": hints}} if hints else None
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
         first: dict[str, float] = {}
         tokens: dict[str, int] = {}
         reused: dict[str, int] = {}
