@@ -71,6 +71,18 @@ def test_what_is_surely_used_again_is_stored_at_once(tmp_path: Path) -> None:
         assert store.stats().counters.not_admitted == 0
 
 
+def test_low_priority_is_for_ram_alone_until_somebody_uses_it(tmp_path: Path) -> None:
+    with make_store((disk(tmp_path / "c"), LaneOptions())) as store:
+        put(store, chain(3), sight=Sight.LOW)
+        put(store, chain(2, seed=1))
+        assert store.flush(10)
+        assert file_bytes(tmp_path / "c") == 2 * RECORD
+        assert get(store, chain(3)) == ["ram"] * 3
+        assert store.flush(10)
+        assert file_bytes(tmp_path / "c") == 5 * RECORD
+        assert_nothing_leaked(store)
+
+
 def test_a_chain_stays_in_one_piece(tmp_path: Path) -> None:
     with second_sight(tmp_path / "c") as store:
         put(store, chain(6))

@@ -67,7 +67,7 @@ def test_where_nothing_can_be_refused_what_is_right_is_taken_and_the_rest_is_tol
         "kv_transfer_params.tiercel.pin",
         "kv_transfer_params.tiercel.'prioty'",
     ]
-    assert "did you mean priority?" in str(refused[1])
+    assert str(refused[1]).endswith("is not a known hint")
     assert sift_hints({"explain": True}) == (Hints(explain=True), [])
     assert sift_hints(None) == (Hints(), [])
     assert sift_hints({str(at): at for at in range(10_000)})[0] == Hints()

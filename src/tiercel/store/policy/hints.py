@@ -92,6 +92,10 @@ def sift_hints(given: object, where: str = "tiercel") -> tuple[Hints, list[HintE
         return Hints(), [error]
     right: dict[Any, Any] = {}
     for name, value in islice(told.items(), _GIVEN_MAX):
+        if name not in _FIELDS:
+            # Without looking for the nearest name: nobody reads it, and somebody waits.
+            refused.append(HintError(f"{where}.{_show(name)}", "is not a known hint"))
+            continue
         try:
             parse_hints({name: value}, where)
         except HintError as error:
