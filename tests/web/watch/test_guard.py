@@ -29,14 +29,14 @@ def bodies(action: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8089", "127.0.0.1.evil.example", "", "[::1", "a b.c"]
 )
-def test_a_foreign_host_is_refused_everywhere(site: Site, host: str) -> None:
+def test_a_foreign_host_is_refused_everywhere(emptied: Site, host: str) -> None:
     for path in READS:
-        answer = site.ask(path, headers={"Host": host})
+        answer = emptied.ask(path, headers={"Host": host})
         # Some are refused by the HTTP parser already.
         assert answer.status_code in (400, 421), (path, host)
-    assert site.act("clear", {"all": True}).status_code == 200
+    assert emptied.act("clear", {"all": True}).status_code == 200
     answer = httpx.post(
-        f"{site.url}/v1/cache/clear", json={"all": True},
+        f"{emptied.url}/v1/cache/clear", json={"all": True},
         headers={"Authorization": f"Bearer {TOKEN}", "Host": host},
     )  # fmt: skip
     assert answer.status_code in (400, 421)
@@ -45,8 +45,8 @@ def test_a_foreign_host_is_refused_everywhere(site: Site, host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:1", "127.0.0.1", "10.1.2.3:80", "[::1]:8089", "gpu-7"]
 )
-def test_our_own_names_are_answered(site: Site, host: str) -> None:
-    assert site.ask("/v1/overview", headers={"Host": host}).status_code == 200
+def test_our_own_names_are_answered(emptied: Site, host: str) -> None:
+    assert emptied.ask("/v1/overview", headers={"Host": host}).status_code == 200
 
 
 def test_a_name_that_was_told_is_answered_and_no_other(tmp_path: Path) -> None:
@@ -57,22 +57,22 @@ def test_a_name_that_was_told_is_answered_and_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_nothing_is_changed_without_the_token(site: Site, action: str) -> None:
-    put(site.store, chain(4))
+def test_nothing_is_changed_without_the_token(emptied: Site, action: str) -> None:
+    put(emptied.store, chain(4))
     wrong = (None, "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.upper())
     for token in wrong:
-        answer = site.act(action, bodies(action), token)
+        answer = emptied.act(action, bodies(action), token)
         assert answer.status_code == 401, token
         assert answer.headers["www-authenticate"] == "Bearer"
         assert TOKEN not in answer.text
     for header in (TOKEN, f"Basic {TOKEN}", f"bearer {TOKEN}", f"Bearer  {TOKEN}"):
         answer = httpx.post(
-            f"{site.url}/v1/cache/{action}", json=bodies(action), headers={"Authorization": header}
+            f"{emptied.url}/v1/cache/{action}", json=bodies(action), headers={"Authorization": header}
         )
         assert answer.status_code == 401, header
-    assert site.store.stats().ram_blocks == 4
+    assert emptied.store.stats().ram_blocks == 4
     # The control: with the token it does act, or finds that there is no such prefix.
-    assert site.act(action, bodies(action)).status_code == (200 if action == "clear" else 404)
+    assert emptied.act(action, bodies(action)).status_code == (200 if action == "clear" else 404)
 
 
 def test_reading_needs_the_token_where_it_was_told_so(tmp_path: Path) -> None:
@@ -85,21 +85,21 @@ def test_reading_needs_the_token_where_it_was_told_so(tmp_path: Path) -> None:
         assert site.ask("/").status_code == 200
 
 
-def test_large_bodies_and_other_kinds_are_refused(site: Site) -> None:
-    put(site.store, chain(4))
+def test_large_bodies_and_other_kinds_are_refused(emptied: Site) -> None:
+    put(emptied.store, chain(4))
     large = {"all": True, "more": "x" * BODY_BYTES_MAX}
-    assert site.act("clear", large).status_code == 413
+    assert emptied.act("clear", large).status_code == 413
     headers = {"Authorization": f"Bearer {TOKEN}"}
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None):
         more = headers | ({} if kind is None else {"Content-Type": kind})
-        answer = httpx.post(f"{site.url}/v1/cache/clear", content=b'{"all": true}', headers=more)
+        answer = httpx.post(f"{emptied.url}/v1/cache/clear", content=b'{"all": true}', headers=more)
         assert answer.status_code == 415, kind
 
     # Also one that does not say how long it is.
     chunked = iter([b"x" * 65536] * 3)
     more = headers | {"Content-Type": "application/json"}
-    assert httpx.post(f"{site.url}/v1/cache/clear", content=chunked, headers=more).status_code == 413
-    assert site.store.stats().ram_blocks == 4
+    assert httpx.post(f"{emptied.url}/v1/cache/clear", content=chunked, headers=more).status_code == 413
+    assert emptied.store.stats().ram_blocks == 4
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_large_bodies_and_other_kinds_are_refused(site: Site) -> None:
      "/assets/live.html", "/assets/live/", "/assets/live/../../app.py", "/../../etc/passwd", "/assets/%00",
      "/assets/live%2fmain.js%00.css", "/static/live.html"],
 )  # fmt: skip
-def test_no_other_file_is_told(site: Site, path: str) -> None:
+def test_no_other_file_is_told(emptied: Site, path: str) -> None:
     # A client library would tidy the path up before it is sent.
-    where = urlsplit(site.url)
+    where = urlsplit(emptied.url)
     assert where.hostname is not None
     with socket.create_connection((where.hostname, where.port or 80), 10) as sock:
         sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -121,12 +121,12 @@ def test_no_other_file_is_told(site: Site, path: str) -> None:
     assert b"root:" not in text
     assert b"import" not in text
     # The control: its own files are told.
-    assert site.ask("/assets/live/main.js").status_code == 200
+    assert emptied.ask("/assets/live/main.js").status_code == 200
 
 
-def test_every_answer_keeps_foreign_code_out(site: Site) -> None:
-    for path in ("/", "/plan", "/assets/site.css", "/assets/data.js", "/nothing", *READS):
-        headers = site.ask(path).headers
+def test_every_answer_keeps_foreign_code_out(emptied: Site) -> None:
+    for path in ("/", "/plan", "/assets/emptied.css", "/assets/data.js", "/nothing", *READS):
+        headers = emptied.ask(path).headers
         assert "script-src 'self'" in headers["content-security-policy"], path
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"

@@ -13,72 +13,72 @@ from tiercel.web.watch.steering import ACTIONS, Call, parse_call
 from .running import Site
 
 
-def test_prefetch_brings_a_prefix_up(site: Site) -> None:
+def test_prefetch_brings_a_prefix_up(emptied: Site) -> None:
     of = chain(6)
-    put(site.store, of)
-    assert site.store.flush(10)
-    prefix = site.prefix_of(of)
-    drop_ram(site.store)
-    assert site.store.stats().ram_blocks == 0
-    answer = site.act("prefetch", {"prefix": prefix})
+    put(emptied.store, of)
+    assert emptied.store.flush(10)
+    prefix = emptied.prefix_of(of)
+    drop_ram(emptied.store)
+    assert emptied.store.stats().ram_blocks == 0
+    answer = emptied.act("prefetch", {"prefix": prefix})
     assert answer.json() == {"object": "cache", "action": "prefetch", "blocks": 6, "done": 6}
-    assert site.store.stats().ram_blocks == 6
+    assert emptied.store.stats().ram_blocks == 6
 
 
-def test_pin_and_unpin(site: Site) -> None:
+def test_pin_and_unpin(emptied: Site) -> None:
     of = chain(5)
-    put(site.store, of)
-    prefix = site.prefix_of(of)
-    assert site.act("pin", {"prefix": prefix, "ttl": "1m"}).json()["done"] == 5
-    assert site.store.stats().pins == 5
-    assert site.act("pin", {"prefix": prefix}).json()["done"] == 5
-    assert site.act("unpin", {"prefix": prefix}).json()["done"] == 5
-    assert site.store.stats().pins == 0
+    put(emptied.store, of)
+    prefix = emptied.prefix_of(of)
+    assert emptied.act("pin", {"prefix": prefix, "ttl": "1m"}).json()["done"] == 5
+    assert emptied.store.stats().pins == 5
+    assert emptied.act("pin", {"prefix": prefix}).json()["done"] == 5
+    assert emptied.act("unpin", {"prefix": prefix}).json()["done"] == 5
+    assert emptied.store.stats().pins == 0
 
 
-def test_demote_frees_ram_and_spares_what_is_shared(site: Site) -> None:
+def test_demote_frees_ram_and_spares_what_is_shared(emptied: Site) -> None:
     one, other = branch(3, 4, 1), branch(3, 2, 2)
-    put(site.store, one)
-    put(site.store, other, 3)
-    assert site.store.flush(10)
-    prefix = site.prefix_of(one)
-    assert site.act("demote", {"prefix": prefix}).json() == {
+    put(emptied.store, one)
+    put(emptied.store, other, 3)
+    assert emptied.store.flush(10)
+    prefix = emptied.prefix_of(one)
+    assert emptied.act("demote", {"prefix": prefix}).json() == {
         "object": "cache", "action": "demote", "blocks": 7, "done": 4,
     }  # fmt: skip
-    assert site.store.stats().ram_blocks == 5
-    assert get(site.store, one) == ["ram"] * 3 + ["disk"] * 4
+    assert emptied.store.stats().ram_blocks == 5
+    assert get(emptied.store, one) == ["ram"] * 3 + ["disk"] * 4
 
 
-def test_drop_forgets_a_prefix_everywhere(site: Site) -> None:
+def test_drop_forgets_a_prefix_everywhere(emptied: Site) -> None:
     one, other = branch(3, 4, 1), branch(3, 2, 2)
-    put(site.store, one)
-    put(site.store, other, 3)
-    assert site.store.flush(10)
-    assert site.act("drop", {"prefix": site.prefix_of(one)}).json()["done"] == 4
-    assert len(get(site.store, one)) == 3
-    assert len(get(site.store, other)) == 5
+    put(emptied.store, one)
+    put(emptied.store, other, 3)
+    assert emptied.store.flush(10)
+    assert emptied.act("drop", {"prefix": emptied.prefix_of(one)}).json()["done"] == 4
+    assert len(get(emptied.store, one)) == 3
+    assert len(get(emptied.store, other)) == 5
 
 
-def test_clear_forgets_a_scope_or_all(site: Site) -> None:
+def test_clear_forgets_a_scope_or_all(emptied: Site) -> None:
     ours, theirs = chain(4), chain(3, of=scope(salt="theirs"))
-    put(site.store, ours)
-    put(site.store, theirs)
+    put(emptied.store, ours)
+    put(emptied.store, theirs)
     tag = theirs.root[:8].hex()
-    assert site.act("clear", {"scope": tag}).json()["done"] == 3
-    assert get(site.store, theirs) == []
-    assert len(get(site.store, ours)) == 4
-    assert site.act("clear", {"all": True}).json()["done"] == 4
-    assert get(site.store, ours) == []
+    assert emptied.act("clear", {"scope": tag}).json()["done"] == 3
+    assert get(emptied.store, theirs) == []
+    assert len(get(emptied.store, ours)) == 4
+    assert emptied.act("clear", {"all": True}).json()["done"] == 4
+    assert get(emptied.store, ours) == []
 
 
-def test_a_prefix_nobody_was_shown_is_told_so(site: Site) -> None:
-    put(site.store, chain(4))
-    site.overview()
+def test_a_prefix_nobody_was_shown_is_told_so(emptied: Site) -> None:
+    put(emptied.store, chain(4))
+    emptied.overview()
     for action in ACTIONS[:-1]:
-        answer = site.act(action, {"prefix": "f" * 12})
+        answer = emptied.act(action, {"prefix": "f" * 12})
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "prefix_not_found"
-    assert site.store.stats().ram_blocks == 4
+    assert emptied.store.stats().ram_blocks == 4
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,16 @@ def test_a_prefix_nobody_was_shown_is_told_so(site: Site) -> None:
         ("clear", 7, None),
     ],
 )
-def test_wrong_bodies_are_refused_by_name(site: Site, action: str, body: object, param: str | None) -> None:
-    put(site.store, chain(4))
-    answer = site.act(action, body)
+def test_wrong_bodies_are_refused_by_name(
+    emptied: Site, action: str, body: object, param: str | None
+) -> None:
+    put(emptied.store, chain(4))
+    answer = emptied.act(action, body)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param
     assert "\n" not in error["message"]
-    assert site.store.stats().ram_blocks == 4
+    assert emptied.store.stats().ram_blocks == 4
 
 
 @given(action=st.sampled_from(ACTIONS), raw=st.binary(max_size=200))
