@@ -23,6 +23,8 @@ START_S = 400.0
 class Serving:
     """A server of the demo model; made once it takes requests."""
 
+    told: Any = None
+
     def __init__(self, model: Path, folder: Path) -> None:
         command = [
             sys.executable, "-m", "tiercel", "serve", str(model), "--engine", "vllm", "--port", "0",
@@ -41,10 +43,18 @@ class Serving:
                 return
         raise AssertionError((folder / "log").read_text())
 
-    def complete(self, prompt: str) -> str:
+    def complete(self, prompt: str, **hints: object) -> str:
+        """The answer; what the server tells of its decision is kept as `told`."""
         asked = {"model": "demo", "prompt": prompt, "max_tokens": 12, "temperature": 0}
-        answer = httpx.post(f"{self.url}/completions", json=asked, timeout=120)
-        return str(answer.json()["choices"][0]["text"])
+        params = {"kv_transfer_params": {"tiercel": hints}} if hints else {}
+        answer = httpx.post(f"{self.url}/completions", json=asked | params, timeout=120).json()
+        self.told = answer.get("kv_transfer_params")
+        return str(answer["choices"][0]["text"])
+
+    def steer(self, action: str, session: str) -> dict[str, Any]:
+        done = tiercel("cache", action, "--session", session, "--socket", str(self.socket), "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
 
     def counters(self) -> dict[str, Any]:
         said = tiercel("daemon", "--socket", str(self.socket), "status", "--json").stdout
@@ -66,15 +76,21 @@ def test_the_next_server_has_it_from_disk(model_dir: Path, tmp_path_factory: pyt
     first = Serving(model_dir, folder)
     try:
         answer = first.complete(prompt)
-        assert first.complete(prompt) == answer
+        assert not first.told
+        assert first.complete(prompt, session="agent-7", explain=True, no_such_hint=1) == answer
+        assert first.told["tiercel"]["outcome"] == "answered"
         assert eventually(lambda: first.counters()["stored"] > 5)
+        paused = first.steer("demote", "agent-7")
+        assert 5 < paused["done"] <= paused["blocks"]
+        assert first.steer("prefetch", "agent-7")["done"] >= paused["done"]
     finally:
         assert first.end() == 0
     assert not first.socket.exists()
     assert list((folder / "kv").rglob("*.kv"))
     second = Serving(model_dir, folder)
     try:
-        assert second.complete(prompt) == answer
+        assert second.complete(prompt, explain=True) == answer
+        assert second.told["tiercel"]["loaded"]["disk"] > 5
         counters = second.counters()
         assert (counters["loaded"].get("disk", 0) > 5, counters["stored"]) == (True, 0)
     finally:
