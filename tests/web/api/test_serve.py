@@ -76,6 +76,31 @@ def test_it_says_once_what_it_serves_where_and_how(server: ServerProcess) -> Non
     assert server.health() == {"status": "ok", "model": "smol", "waiting": 0, "running": 0}
 
 
+def test_the_dashboard_shows_what_happened_and_its_buttons_act(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": f"What is seen? {LONG}"}]
+    before = httpx.get(f"{server.url}/v1/overview").json()["stats"]["requests"]
+    chat(client, messages)
+    answer = chat(client, messages)
+    assert cached(answer) > 0
+    text = httpx.get(f"{server.url}/v1/overview").text
+    requests = json.loads(text)["stats"]["requests"]
+    assert requests["requests"] == before["requests"] + 2
+    reused = sum(requests["reused_tokens"].values()) - sum(before["reused_tokens"].values())
+    assert reused == cached(answer)
+    assert SECRET not in text
+    assert "text/html" in httpx.get(f"{server.url}/").headers["content-type"]
+    (line,) = [line for line in server.said if "token for its buttons" in line]
+    right = {"Authorization": f"Bearer {line.split(': ')[1].rstrip(')')}"}
+    until(lambda: bool(httpx.get(f"{server.url}/v1/overview").json()["prefixes"]))  # it is kept for a moment
+    told = httpx.get(f"{server.url}/v1/overview").json()
+    assert told["scopes"][0]["model"]
+    body = {"prefix": told["prefixes"][0]["prefix"], "ttl": "1s"}
+    assert httpx.post(f"{server.url}/v1/cache/pin", json=body).status_code == 401
+    assert httpx.post(f"{server.url}/v1/cache/pin", json=body, headers=right).json()["done"] > 0
+
+
 def test_a_second_turn_reuses_the_first_and_its_answer(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": LONG + "What do I like?"}]
     first = chat(client, messages, tokens=40)
