@@ -1,8 +1,8 @@
 """Take the documentation's pictures of the site in a real Chromium.
 
 `python -m scripts.screenshots [live|plan]`. Those of the live page show the demo traffic, as with
-`tiercel dashboard --demo`, after it ran for a while. Needs the `playwright` package and a Chromium (`$CHROMIUM`, or one on
-the PATH); downloads nothing.
+`tiercel dashboard --demo`, after it ran for a while. Needs the `playwright` package and a Chromium
+(`$CHROMIUM`, or one on the PATH); downloads nothing.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ from tiercel.service.client import RemoteStore
 from tiercel.service.connecting import reach
 from tiercel.service.prometheus import StoreCollector
 from tiercel.store import Overview, StoreStats, overview_json
+from tiercel.store.base import SessionTable
+from tiercel.store.sessions import tenant_of
+from tiercel.store.steering import steer_session
 from tiercel.web.api.faults import SERVER, ApiError, bad, show
 from tiercel.web.watch.steering import Call
 
@@ -39,6 +42,9 @@ class Watched(Protocol):
     def overview(self, limit: int = 64) -> Overview: ...
 
     def chain_of(self, prefix: str) -> Chain | None: ...
+
+    @property
+    def sessions(self) -> SessionTable: ...
 
     def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
 
@@ -94,7 +100,7 @@ class StoreSource:
     def metrics(self) -> bytes:
         """See `Source.metrics`; nothing before the store is open."""
         store = self._store()
-        return b"" if store is None else _metrics(store)
+        return _metrics(None if store is None else store.stats())
 
     def close(self) -> None:
         """See `Source.close`."""
@@ -138,9 +144,10 @@ class DaemonSource:
     def metrics(self) -> bytes:
         """See `Source.metrics`."""
         store = self._store()
-        if store is None or not store.up:
+        figures = None if store is None else store.figures()
+        if figures is None:
             raise _away(f"daemon at '{self._path}' does not answer")
-        return _metrics(store)
+        return _metrics(figures.stats)
 
     def close(self) -> None:
         """Leave the daemon."""
@@ -164,6 +171,8 @@ def steered(store: Watched, call: Call) -> dict[str, Any]:
     if call.action == "clear":
         done = store.clear(call.scope, _DEADLINE_S)
         return {"object": "cache", "action": "clear", "blocks": done, "done": done}
+    if call.session:
+        return _steered_session(store, call)
     chain = store.chain_of(call.prefix)
     if chain is None:
         raise ApiError(
@@ -196,15 +205,27 @@ def steered(store: Watched, call: Call) -> dict[str, Any]:
     return {"object": "cache", "action": call.action, "blocks": len(chain), "done": done}
 
 
+def _steered_session(store: Watched, call: Call) -> dict[str, Any]:
+    done = steer_session(store, call.action, tenant_of(call.salt), call.session, ttl_s=call.ttl_s)
+    if done is None:
+        raise ApiError(
+            HTTPStatus.NOT_FOUND,
+            f"session {show(call.session)} is not known here, or not with this cache_salt; accepted is one "
+            "that a request named within 24 hours",
+            param="session", code="session_not_found",
+        )  # fmt: skip
+    return {"object": "cache", "action": call.action, "blocks": done.blocks, "done": done.done}
+
+
 def _told(store: Watched, full: bool) -> dict[str, Any]:
     # Who only keeps the history needs no tree, and a store that nobody looks at should not make one.
     seen = store.overview(SHOWN) if full else Overview(time.time(), store.stats())
     return overview_json(seen)
 
 
-def _metrics(store: Watched) -> bytes:
+def _metrics(stats: StoreStats | None) -> bytes:
     registry = CollectorRegistry()
-    registry.register(StoreCollector(store.stats))
+    registry.register(StoreCollector(lambda: stats))
     return generate_latest(registry)
 
 
