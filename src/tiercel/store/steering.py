@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tiercel.blocks import BlockKey, Chain
 from tiercel.store.leases import WriteLease
 from tiercel.store.ram import Entry, State
 
 if TYPE_CHECKING:
-    from tiercel.store.base import Store
+    from tiercel.store.base import SessionTable
     from tiercel.store.store import TieredStore
 
 ACTIONS = ("prefetch", "pin", "unpin", "demote", "drop")
@@ -103,8 +103,31 @@ class Steered:
     done: int
 
 
+class Steerable(Protocol):
+    """What of a store is needed to steer a session of it; see `TieredStore`."""
+
+    @property
+    def sessions(self) -> SessionTable: ...
+
+    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
+
+    def pin(self, chain: Chain, ttl_s: float) -> int: ...
+
+    def unpin(self, chain: Chain) -> None: ...
+
+    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
+
+    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
+
+
 def steer_session(
-    store: Store, action: str, tenant: bytes, session: str, *, ttl_s: float = 600.0, deadline_s: float = 10.0
+    store: Steerable,
+    action: str,
+    tenant: bytes,
+    session: str,
+    *,
+    ttl_s: float = 600.0,
+    deadline_s: float = 10.0,
 ) -> Steered | None:
     """Prefetch, pin, unpin, demote or drop (`ACTIONS`) what a tenant's session left, in any store.
 
@@ -127,13 +150,13 @@ def steer_session(
     return Steered(sum(len(chain) for chain in chains), done)
 
 
-def _prefetched(store: Store, chain: Chain, deadline_s: float) -> int:
+def _prefetched(store: Steerable, chain: Chain, deadline_s: float) -> int:
     try:
         return store.prefetch(chain, deadline_s).result(deadline_s + _GRACE_S)
     except (TimeoutError, CancelledError):
         return 0
 
 
-def _unpinned(store: Store, chain: Chain) -> int:
+def _unpinned(store: Steerable, chain: Chain) -> int:
     store.unpin(chain)
     return len(chain)

@@ -29,6 +29,7 @@ from tiercel.errors import RequestError
 from tiercel.store import Hit, StoreCounters, StoreStats
 from tiercel.store.policy import Decision
 from tiercel.store.reports import Reports
+from tiercel.store.sessions import Sessions
 from tiercel.web.api.app import make_app
 from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded, ModelFacts
@@ -94,6 +95,7 @@ class StubStore:
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
         self.reports = Reports()
+        self.sessions = Sessions()
 
     def report(self, decision: Decision) -> Decision:
         return self.reports.add(decision)

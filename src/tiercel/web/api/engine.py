@@ -15,6 +15,7 @@ from tiercel.blocks import Chain
 from tiercel.config import Config
 from tiercel.engines.transformers import Event, Request, open_engine
 from tiercel.store import Hit, Overview, StoreStats
+from tiercel.store.base import SessionTable
 from tiercel.store.policy import Decision
 
 
@@ -37,6 +38,9 @@ class Engine(Protocol):
 
 class Store(Protocol):
     """What the server asks of a store: figures, steering, to write down and close within a deadline."""
+
+    @property
+    def sessions(self) -> SessionTable: ...
 
     def stats(self) -> StoreStats: ...
 

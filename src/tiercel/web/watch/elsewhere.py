@@ -50,9 +50,11 @@ class ServerSource:
     def steer(self, call: Call, authorization: str) -> dict[str, Any]:
         """See `Source.steer`."""
         body: dict[str, Any] = {"prefix": call.prefix}
+        if call.session:
+            body = {"session": call.session} | ({} if call.salt is None else {"cache_salt": call.salt})
         if call.action == "clear":
             body = {"all": True} if call.scope is None else {"scope": call.scope.hex()}
-        elif call.action == "pin":
+        if call.action == "pin":
             body["ttl"] = f"{call.ttl_s:g}s"
         try:
             raw_body = json.dumps(body).encode()

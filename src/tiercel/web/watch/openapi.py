@@ -16,11 +16,17 @@ _WORDS = {
     "drop": "Forget a prefix, but for what others share, and what follows it.",
     "clear": "Forget all blocks of a scope, or of all scopes.",
 }
-_DONE_WORDS = "How many of the prefix' blocks that was done with."
+_DONE_WORDS = "How many of the prefix' or session's blocks that was done with."
 _PREFIX = {
     "type": "string", "pattern": f"^[0-9a-f]{{{PREFIX_CHARS}}}$", "description": "As /v1/overview shows it."
 }  # fmt: skip
 _SCOPE = {"type": "string", "pattern": f"^[0-9a-f]{{{SCOPE_CHARS}}}$", "description": "A scope's tag."}
+_SESSION = {
+    "type": "string", "pattern": "^[ -~]{1,256}$", "description": "The name that requests gave themselves.",
+}  # fmt: skip
+_SALT = {
+    "type": "string", "minLength": 1, "maxLength": 256, "description": "The salt of the session's requests.",
+}  # fmt: skip
 _SOURCE = {
     "type": "object",
     "required": ["kind", "where", "up", "version", "epoch"],
@@ -119,13 +125,17 @@ def _metrics() -> dict[str, Any]:
 
 
 def _post(action: str) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "type": "object", "required": ["prefix"], "properties": {"prefix": _PREFIX},
+    ttl = {"type": "string", "enum": ["30s", "10m", "1h", "24h"], "description": "Any time up to 24h."}
+    more = {"ttl": ttl} if action == "pin" else {}
+    by_prefix = {
+        "type": "object", "required": ["prefix"], "properties": {"prefix": _PREFIX} | more,
         "additionalProperties": False,
     }  # fmt: skip
-    if action == "pin":
-        ttl = {"type": "string", "enum": ["30s", "10m", "1h", "24h"], "description": "Any time up to 24h."}
-        body["properties"] = {"prefix": _PREFIX, "ttl": ttl}
+    by_session = {
+        "type": "object", "required": ["session"],
+        "properties": {"session": _SESSION, "cache_salt": _SALT} | more, "additionalProperties": False,
+    }  # fmt: skip
+    body: dict[str, Any] = {"oneOf": [by_prefix, by_session]}
     if action == "clear":
         one_scope = {
             "type": "object", "required": ["scope"], "properties": {"scope": _SCOPE},
@@ -144,7 +154,7 @@ def _post(action: str) -> dict[str, Any]:
         "responses": {
             "200": _answer(_WORDS[action], {"$ref": "#/components/schemas/Done"}),
             "400": _refusal("The body is not what is accepted."),
-            "404": _refusal("The prefix is not known here, or no more."),
+            "404": _refusal("The prefix or session is not known here, or no more."),
             "408": _refusal("The body did not arrive in time."),
             "413": _refusal("The body is too large."),
             "415": _refusal("The body is not JSON."),

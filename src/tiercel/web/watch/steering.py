@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tiercel.blocks import TAG_BYTES
-from tiercel.store.policy.hints import HintError, parse_ttl
+from tiercel.store.policy.hints import HintError, parse_session, parse_ttl
 from tiercel.web.api.faults import bad, show
 
 ON_PREFIX = ("prefetch", "pin", "unpin", "demote", "drop")
@@ -18,16 +18,23 @@ PREFIX_CHARS = 12
 SCOPE_CHARS = 2 * TAG_BYTES
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 _TTL = "10m"
+# Longer ones do not fit a body here; the command line takes them.
+_SALT_CHARS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One action: on the prefix that is called `prefix`, or for `clear` on a scope's tag (None: on all)."""
+    """One action: on the prefix called `prefix`, on what a tenant's `session` left, for `clear` on a scope.
+
+    `scope` is its tag; None: on all.
+    """
 
     action: str
     prefix: str = ""
     scope: bytes | None = None
     ttl_s: float = 0.0
+    session: str = ""
+    salt: str | None = field(default=None, repr=False)
 
 
 def names_prefix(raw: bytes) -> bool:
@@ -44,7 +51,8 @@ def names_prefix(raw: bytes) -> bool:
 def parse_call(action: str, raw: bytes) -> Call:
     """The call a body asks for. Raises ApiError."""
     given = _object(raw)
-    fields = {"clear": ("scope", "all"), "pin": ("prefix", "ttl")}.get(action, ("prefix",))
+    fields = ("scope", "all") if action == "clear" else ("prefix", "session", "cache_salt")
+    fields = (*fields, "ttl") if action == "pin" else fields
     for name in given:
         if name not in fields:
             raise bad(
@@ -53,12 +61,16 @@ def parse_call(action: str, raw: bytes) -> Call:
             )  # fmt: skip
     if action == "clear":
         return _clear(given)
-    prefix = _hex(given, "prefix", PREFIX_CHARS)
     try:
         ttl_s = parse_ttl(given.get("ttl", _TTL), "ttl") if action == "pin" else 0.0
+        if "session" in given:
+            session = parse_session(given["session"], "session")
+            return Call(action, ttl_s=ttl_s, session=session, salt=_salt(given))
     except HintError as error:
-        raise bad(str(error), "ttl") from None
-    return Call(action, prefix, ttl_s=ttl_s)
+        raise bad(str(error), error.param) from None
+    if "cache_salt" in given:
+        raise bad("cache_salt goes with a session, and none is given", "cache_salt")
+    return Call(action, _hex(given, "prefix", PREFIX_CHARS), ttl_s=ttl_s)
 
 
 def _clear(given: dict[str, Any]) -> Call:
@@ -68,6 +80,15 @@ def _clear(given: dict[str, Any]) -> Call:
     if everything == ("scope" in given):
         raise bad("accepted is one of scope and all: true", "scope", "missing_required_parameter")
     return Call("clear", scope=None if everything else bytes.fromhex(_hex(given, "scope", SCOPE_CHARS)))
+
+
+def _salt(given: dict[str, Any]) -> str | None:
+    if "prefix" in given:
+        raise bad("accepted is one of prefix and session", "prefix")
+    salt = given.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= _SALT_CHARS_MAX):
+        raise bad(f"cache_salt is not a text of 1 to {_SALT_CHARS_MAX} characters", "cache_salt")
+    return salt
 
 
 def _object(raw: bytes) -> dict[str, Any]:
