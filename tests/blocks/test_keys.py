@@ -17,7 +17,7 @@ from tiercel.blocks import KEY_BYTES, Chain, Identity, Media, Scope
 from tiercel.blocks.framing import Field, frame
 from tiercel.errors import RequestError
 
-IDENTITY = Identity("org/model", "rev-1", "bfloat16", b"geometry", "hf/1", 4, 0, 2, b"scales")
+IDENTITY = Identity("org/model", "rev-1", "bfloat16", b"geometry", "hf/1", 4, 0, 2, b"scales", "int8 bfloat16:64")
 TOKENS = list(range(100, 120))
 FIELDS = st.one_of(st.none(), st.text(max_size=4), st.binary(max_size=4), st.integers(-300, 300))
 
@@ -94,8 +94,9 @@ def test_every_field_of_the_identity_matters(name: str) -> None:
     assert Scope(dataclasses.replace(IDENTITY)).chain(TOKENS) == base, "the control"
 
 
-def test_scales_that_appear_change_the_keys() -> None:
-    assert Scope(dataclasses.replace(IDENTITY, scales=None)).root != Scope(IDENTITY).root
+@pytest.mark.parametrize("name", ["scales", "lossy"])
+def test_scales_or_a_mark_that_appear_change_the_keys(name: str) -> None:
+    assert Scope(dataclasses.replace(IDENTITY, **{name: None})).root != Scope(IDENTITY).root
 
 
 def test_media_change_keys_from_the_first_block_they_touch() -> None:

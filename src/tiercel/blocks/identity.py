@@ -30,7 +30,8 @@ class Identity:
     `revision` is the weights version (a digest of the weights where nothing better is known),
     `geometry` the digest of `KVGeometry` (shapes and position encoding), `layout` the engine's name
     and version of the payload layout, `shard`/`shards` which part of the heads or layers this is.
-    `scales` is the digest of KV quantisation scales kept outside the payload, if any.
+    `scales` is the digest of KV quantisation scales kept outside the payload, if any. `lossy` marks blocks
+    that may come back nearly equal, and says how (`tiercel.codecs.mark`): they never meet exact ones.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Identity:
     shard: int = 0
     shards: int = 1
     scales: bytes | None = None
+    lossy: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model or len(self.model) > _NAME_CHARS_MAX:
@@ -67,6 +69,8 @@ class Identity:
         }
         if self.scales is not None:
             shown["scales"] = self.scales.hex()
+        if self.lossy is not None:
+            shown["lossy"] = self.lossy
         return shown
 
 
@@ -112,6 +116,8 @@ class Scope:
             "tiercel-scope", _KEY_FORMAT, one.model, one.revision, one.kv_dtype, one.geometry, one.layout,
             one.block_tokens, one.shard, one.shards, one.scales, self.adapter, self.salt,
         )  # fmt: skip
+        if one.lossy is not None:
+            fields += frame("lossy", one.lossy)
         return blake2b(fields, digest_size=ROOT_BYTES, person=b"tiercel-scope").digest()
 
     def _info(self) -> bytes:

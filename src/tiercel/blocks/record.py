@@ -3,7 +3,7 @@
     offset bytes  field
     0      8      magic  b"TIERCEL\\x01"
     8      4      header version (u32, little endian like all numbers)
-    12     4      codec of the payload (0 = raw, 64 = encrypted, see `tiercel.tiers.encrypted`)
+    12     4      codec of the payload (0 = raw, 1..63 see `tiercel.codecs`, 64 = encrypted)
     16     32     block key
     48     32     scope root
     80     8      payload bytes at rest
@@ -109,6 +109,11 @@ def write_header(record: memoryview, header: Header, info: bytes) -> None:
 def header_part(record: memoryview) -> bytes:
     """The bytes of a parsed record's header without the zeros that fill its page."""
     return bytes(record[: _INFO_AT + int.from_bytes(record[100:104], "little")])
+
+
+def header_info(record: memoryview) -> bytes:
+    """The description in a parsed record's header, as it lies there."""
+    return header_part(record)[_INFO_AT:]
 
 
 def parse(record: memoryview | bytes) -> Header | str:

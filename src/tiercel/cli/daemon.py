@@ -14,7 +14,7 @@ import msgspec
 
 from tiercel.cli.daemon_http import http_beside
 from tiercel.cli.notify import notify
-from tiercel.cli.options import config_options, load_config, log_format_option
+from tiercel.cli.options import accept_lossy_option, config_options, load_config, log_format_option
 from tiercel.config import Config, default_socket, human_bytes, parse_seconds
 
 
@@ -25,6 +25,7 @@ from tiercel.config import Config, default_socket, human_bytes, parse_seconds
 @click.option(
     "--token-file", type=click.Path(path_type=Path), help="Token for its buttons; else one is made."
 )
+@accept_lossy_option
 @log_format_option
 @config_options
 @click.pass_context
@@ -34,6 +35,7 @@ def command(
     exit_when_idle: str | None,
     http: str | None,
     token_file: Path | None,
+    accept_lossy: bool,
     log_format: str,
     config_file: Path | None,
     settings: Sequence[str],
@@ -49,7 +51,11 @@ def command(
     Engines find it by the same daemon.socket. Their KV stays when they end; disk tiers also stay when the
     daemon ends, which writes down what is due first.
     """
-    config = load_config(config_file, settings, {"daemon.socket": None if path is None else str(path)})
+    flags = {
+        "daemon.socket": None if path is None else str(path),
+        "store.accept_lossy": "yes" if accept_lossy else None,
+    }
+    config = load_config(config_file, settings, flags)
     socket_path = config.daemon.socket or default_socket()
     if context.invoked_subcommand is not None:
         context.obj = socket_path

@@ -31,6 +31,15 @@ def config_options(function: F) -> F:
     )(with_set)
 
 
+def accept_lossy_option(function: F) -> F:
+    """Add `--accept-lossy` to a command that opens a store, which gets it as `accept_lossy`."""
+    return click.option(
+        "--accept-lossy",
+        is_flag=True,
+        help="Let codecs of tiers change answers, unseen (store.accept_lossy).",
+    )(function)
+
+
 def log_format_option(function: F) -> F:
     """Add `--log-format` to a command that serves, which gets it as `log_format`."""
     return click.option(

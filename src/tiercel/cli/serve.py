@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from tiercel.cli.options import config_options, load_config, log_format_option
+from tiercel.cli.options import accept_lossy_option, config_options, load_config, log_format_option
 from tiercel.config import Config, parse_seconds
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError, ModelError
@@ -56,6 +56,7 @@ class WithEngineFlags(click.Command):
 @click.option(
     "--otlp-traces-endpoint", "otlp", metavar="URL", help="OpenTelemetry collector for spans of requests."
 )
+@accept_lossy_option
 @log_format_option
 @config_options
 @click.pass_context
@@ -73,6 +74,7 @@ def command(
     ready_deadline: str,
     print_command: bool,
     otlp: str | None,
+    accept_lossy: bool,
     log_format: str,
     config_file: Path | None,
     settings: Sequence[str],
@@ -96,6 +98,7 @@ def command(
         "ram.size": ram,
         "tiers.0.path": None if disk is None else str(disk),
         "tiers.0.size": disk_size,
+        "store.accept_lossy": "yes" if accept_lossy else None,
     }
     try:
         config = load_config(config_file, settings, flags)

@@ -105,6 +105,12 @@ class TierConfig:
     required: bool = setting(
         Kind.FLAG, False, "refuse to start while the place does not answer, instead of going on without it"
     )
+    codec: str = setting(
+        Kind.CHOICE,
+        "none",
+        "how blocks are kept there: as they are, smaller and exactly so, or nearly (docs/codecs.md)",
+        choices=("none", "lossless", "int8", "fp8", "int4"),
+    )
     encrypt: str | None = setting(
         Kind.TEXT, None, "encrypt what lies there with the key from `file:PATH`, `env:NAME` or `command:...`"
     )
@@ -131,6 +137,11 @@ class StoreConfig:
         "when-faster",
         "load what is stored where that is expected to be faster than computing it, or always",
         choices=("when-faster", "always"),
+    )
+    accept_lossy: str = setting(
+        Kind.TEXT,
+        "no",
+        "whether codecs may change answers: `no`, `yes`, or the report of an evaluation that shows how much",
     )
     load_deadline_s: float = setting(
         Kind.DURATION, 10.0, "longest wait for a prefix; then it is recomputed", low=0.001, high=3600

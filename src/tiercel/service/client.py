@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tiercel.blocks import HEADER_BYTES, BlockKey, Chain, payload_of
+from tiercel.codecs import LossyTiers
 from tiercel.service import wire
 from tiercel.service.link import Connection, Link, Slab
 from tiercel.service.reporting import Reporting
@@ -71,6 +72,12 @@ class RemoteStore:
         """Largest block the daemon takes, in bytes; 0 before it was ever reached."""
         slab = self._link.slab
         return 0 if slab is None else slab.slot_bytes - HEADER_BYTES
+
+    @property
+    def lossy(self) -> LossyTiers:
+        """The lossy codecs of the daemon's tiers; none before it was reached (all is kept exactly then)."""
+        slab = self._link.slab
+        return LossyTiers() if slab is None else slab.lossy
 
     @property
     def slab(self) -> memoryview | None:

@@ -126,7 +126,9 @@ class Daemon:
                 f"a block of {human_bytes(hello.payload_bytes)} does not fit this daemon's slots of "
                 f"{human_bytes(room_bytes)}; set ram.slot for the largest model, or run a daemon for each"
             )
-        welcome = wire.Welcome(wire.VERSION, os.getpid(), self._arena, arena.slot_bytes, arena.slots)
+        welcome = wire.Welcome(
+            wire.VERSION, os.getpid(), self._arena, arena.slot_bytes, arena.slots, store.lossy
+        )
         return welcome, [arena.fileno()]
 
     def figures(self) -> wire.Figures:

@@ -42,6 +42,7 @@ class Slab:
         self.arena = welcome.arena
         self.slot_bytes = welcome.slot_bytes
         self.slots = welcome.slots
+        self.lossy = welcome.lossy
         self.map = mmap.mmap(fd, self.slot_bytes * self.slots, flags=mmap.MAP_SHARED)
         self.view = memoryview(self.map)
         self._dropped = threading.Event()

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tiercel.codecs import LOSSY
 from tiercel.store import RAM, Histogram, RequestTotals, StoreStats, TierStats
 
 # What can be wrong with a tier; see `tiercel.store.lane`.
@@ -88,6 +89,12 @@ def _ram(stats: StoreStats) -> Iterator[Metric]:
     yield _gauge("tiercel_store_ram_blocks", "Blocks in the RAM tier.", stats.ram_blocks)
     yield _gauge("tiercel_store_leases", "Leases held now.", stats.leases)
     yield _gauge("tiercel_store_pinned_blocks", "Blocks kept from eviction.", stats.pins)
+    lossy = GaugeMetricFamily(
+        "tiercel_store_lossy", "1 where tiers may change answers, by codec.", labels=["codec"]
+    )
+    for codec in LOSSY:
+        lossy.add_metric([codec], float(codec in stats.lossy))
+    yield lossy
 
 
 def _store(stats: StoreStats) -> Iterator[Metric]:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from tiercel.blocks import KEY_BYTES, BlockKey, Chain
+from tiercel.codecs import LossyTiers
 from tiercel.store import Choice, Decision, Overview, Prompt, Sight, StoreStats
 
 VERSION = 2
@@ -166,13 +167,18 @@ class AskStats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Answer to `Hello`. With an arena (`slots` > 0) its descriptor comes along."""
+    """Answer to `Hello`. With an arena (`slots` > 0) its descriptor comes along.
+
+    `lossy` is what an engine marks its blocks with: an older client that does not know of it is served
+    exactly.
+    """
 
     version: int
     pid: int
     arena: bytes = b""
     slot_bytes: int = 0
     slots: int = 0
+    lossy: LossyTiers = LossyTiers()
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):

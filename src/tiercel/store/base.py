@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from tiercel.blocks import Chain
+from tiercel.codecs import LossyTiers
 from tiercel.store.figures import Hit, StoreStats
 from tiercel.store.journal import Events
 from tiercel.store.leases import LeasedBlock, NewBlock
@@ -57,6 +58,9 @@ class SessionTable(Protocol):
 
 class Store(Protocol):
     """See `TieredStore` for what each call promises. None raises for a fault of a tier or of a daemon."""
+
+    @property
+    def lossy(self) -> LossyTiers: ...
 
     @property
     def sessions(self) -> SessionTable: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 from tiercel.blocks import record_bytes
+from tiercel.codecs import codec_of
+from tiercel.codecs.consent import lossy_tiers
 from tiercel.config import Config, human_bytes
 from tiercel.config.schema import MIB, TierConfig
 from tiercel.errors import MemoryLimitError, TierError
@@ -13,6 +15,7 @@ from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.policy import SecondSight
 from tiercel.store.store import TieredStore
 from tiercel.tiers import Tier
+from tiercel.tiers.coded import coded
 from tiercel.tiers.registry import open_tier, tier_names
 
 
@@ -20,8 +23,9 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
     """Open the store that `config` describes for blocks of up to `payload_bytes` bytes.
 
     Raises `MemoryLimitError` when the RAM size holds no block beside the reserved ones or does not fit the
-    host, `TierError` when a tier cannot be opened.
+    host, `TierError` when a tier cannot be opened, `ConfigError` when a lossy codec was not accepted.
     """
+    lossy = lossy_tiers(config)
     slot_bytes = record_bytes(payload_bytes)
     slots = config.ram.size_bytes // slot_bytes
     reserved = config.ram.reserved_slots
@@ -42,15 +46,17 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
     if not arena.huge_pages:
         threading.Thread(target=arena.prefault, name="tiercel-prefault", daemon=True).start()
     seen = SecondSight() if config.store.admission == "second-sight" else None
-    return TieredStore(arena, tiers, seen)
+    return TieredStore(arena, tiers, seen, lossy)
 
 
 def _open_tiers(config: Config, slot_bytes: int) -> list[tuple[Tier, LaneOptions]]:
     """Open every tier; those that were opened are closed again when a later one cannot be."""
+    codecs = [codec_of(tier.codec) for tier in config.tiers]
     opened: list[tuple[Tier, LaneOptions]] = []
     try:
         for tier, name in zip(config.tiers, tier_names([tier.kind for tier in config.tiers]), strict=True):
-            opened.append((open_tier(tier, name, slot_bytes), _options(tier, config)))
+            inner = open_tier(tier, name, slot_bytes)
+            opened.append((coded(inner, codecs[len(opened)]), _options(tier, config)))
     except TierError:
         for open_one, _ in opened:
             open_one.close()

@@ -189,7 +189,10 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """The whole store now. Of the `slots`, `reserved` ones are for loading only."""
+    """The whole store now. Of the `slots`, `reserved` ones are for loading only.
+
+    `lossy` names the codecs that may change answers; none: what is loaded is what was stored.
+    """
 
     slots: int
     slot_bytes: int
@@ -203,6 +206,7 @@ class StoreStats:
     reserved: int = 0
     requests: RequestTotals = field(default_factory=RequestTotals)
     faults: tuple[Fault, ...] = ()
+    lossy: tuple[str, ...] = ()
 
     @property
     def left(self) -> dict[str, int]:

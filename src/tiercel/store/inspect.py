@@ -83,6 +83,7 @@ class ScopeRow:
                 shard=int(info["shard"]),
                 shards=int(info["shards"]),
                 scales=_digest(info, "scales"),
+                lossy=str(info["lossy"]) if "lossy" in info else None,
             )
             return Scope(identity, _digest(info, "adapter"), salt).root == self.root
         except (KeyError, ValueError, RequestError):

@@ -132,7 +132,7 @@ class Lane:
             self.speed.ended(read, sum(isinstance(found, Header) for found in verified), ended_s)
             for key, outcome, found in zip(keys, outcomes, verified, strict=True):
                 if isinstance(found, Header):
-                    self._read_went_well(key, found)
+                    self._read_went_well(key, outcome.stored_bytes or record_bytes(found.payload_bytes))
                 elif self._read_failed(key, outcome, found):
                     rotten[key] = self.index.expel([key]).get(key, 0)
         if rotten:
@@ -305,13 +305,13 @@ class Lane:
 
     # Inner workings.
 
-    def _read_went_well(self, key: BlockKey, header: Header) -> None:
+    def _read_went_well(self, key: BlockKey, stored_bytes: int) -> None:
         self.gate.breaker.succeeded()
         self.counters.read_blocks += 1
-        self.counters.read_bytes += record_bytes(header.payload_bytes)
+        self.counters.read_bytes += stored_bytes
         if self.has(key):
             # A probe could only guess the size. No move: recency is the chain's, see `touch`.
-            self.index.enter(key, record_bytes(header.payload_bytes))
+            self.index.enter(key, stored_bytes)
 
     def _read_failed(self, key: BlockKey, outcome: Outcome, reason: str) -> bool:
         """Count a bad read and stop believing the entry. True if the record is rotten and must go."""
@@ -368,9 +368,10 @@ class Lane:
                 unwanted[key] = sizes[key]
                 self.index.leave({key: sizes[key]})
             elif outcome.fate is Fate.OK:
-                self.index.enter(key, sizes[key])
+                stored_bytes = outcome.stored_bytes or sizes[key]
+                self.index.enter(key, stored_bytes)
                 self.counters.written_blocks += 1
-                self.counters.written_bytes += sizes[key]
+                self.counters.written_bytes += stored_bytes
                 answers[index] = True
             elif key in room.replaced:
                 self.index.relist(key, room.replaced[key], time.monotonic())

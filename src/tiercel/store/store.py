@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 from tiercel.blocks import TAG_BYTES, BlockKey, Chain
 from tiercel.blocks.record import HEADER_BYTES
+from tiercel.codecs import LossyTiers
 from tiercel.memory import Arena
 from tiercel.store import steering
 from tiercel.store.choosing import Chooser
@@ -47,8 +48,8 @@ _TIER_CLOSE_S = 0.5
 class TieredStore:
     """An arena over tiers, fastest first. Thread-safe. Takes ownership of the arena and the tiers.
 
-    `admission` None stores everything at once. `self.lock` protects everything in here and below, the arena's
-    slot list included.
+    `admission` None stores everything at once; `lossy` is what engines mark their blocks with. `self.lock`
+    protects everything in here and below, the arena's slot list included.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class TieredStore:
         arena: Arena,
         tiers: Sequence[tuple[Tier, LaneOptions]] = (),
         admission: SecondSight | None = None,
+        lossy: LossyTiers = LossyTiers(),  # noqa: B008 (it is frozen)
     ) -> None:
         self.arena = arena
+        self.lossy = lossy
         self.lock = threading.Condition(threading.Lock())
         self.counters = StoreCounters()
         self.closing = False
@@ -261,6 +264,7 @@ class TieredStore:
                 counters=self.counters,
                 tiers=tuple(traffic.lane.stats(traffic.queued_reads) for traffic in self._traffic),
                 reserved=self.arena.reserved,
+                lossy=self.lossy.codecs,
                 requests=requests,
                 faults=faults,
             )

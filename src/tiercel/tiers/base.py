@@ -27,10 +27,14 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A fate with the reason behind it, for counters and logs."""
+    """A fate with the reason behind it, for counters and logs.
+
+    `stored_bytes` is what the record takes in the place, where that is not the length of the buffer.
+    """
 
     fate: Fate
     reason: str = ""
+    stored_bytes: int | None = None
 
 
 OK = Outcome(Fate.OK)

@@ -31,7 +31,6 @@ from tiercel.blocks.record import (
     ENCRYPTED_CODEC,
     HEADER_BYTES,
     INFO_BYTES_MAX,
-    RAW_CODEC,
     header_part,
     write_header,
 )
@@ -56,7 +55,7 @@ def encrypt(record: memoryview, into: memoryview, keys: KeyRing) -> int | str:
     if isinstance(header, str):
         return header
     size = record_bytes(header.payload_bytes)
-    if header.codec != RAW_CODEC or size > len(record):
+    if header.codec == ENCRYPTED_CODEC or size > len(record):
         return "not a plain record"
     key = keys.derive(keys.first, header.key[:TAG_BYTES])
     assert key is not None

@@ -32,6 +32,7 @@ import torch
 from jinja2 import TemplateError
 
 from tiercel.blocks import Chain
+from tiercel.codecs import marked
 from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.account import Account
 from tiercel.engines.transformers.identity import model_identity
@@ -116,7 +117,13 @@ class TransformersEngine:
             self.attach(store)
 
     def attach(self, store: TieredStore) -> None:
-        """Reuse and keep blocks in `store` from now on; its slots must hold `layout.payload_bytes`."""
+        """Reuse and keep blocks in `store` from now on; its slots must hold `layout.payload_bytes`.
+
+        Raises EngineError where the store's tiers have a lossy codec that does not go with this model.
+        """
+        self.identity = marked(
+            replace(self.identity, lossy=None), store.lossy, self.layout.shape(), self.layout.payload_bytes
+        )
         self.prefix = PrefixStore(
             store, self.identity, adapter=self._adapter, load_deadline_s=self._load_deadline_s
         )

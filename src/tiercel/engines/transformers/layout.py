@@ -13,6 +13,8 @@ from hashlib import blake2b
 
 import torch
 
+from tiercel.codecs.shape import ITEM_BYTES, BlockShape
+
 LAYOUT_VERSION = "transformers/LKHTD/1"
 
 
@@ -66,6 +68,14 @@ class BlockLayout:
                 continue
             yield Run(first=first, layers=index + 1 - first, shape=shape)
             first = index + 1
+
+    def shape(self) -> BlockShape | None:
+        """The payload as codecs see it; None where layers differ, or keys from values."""
+        first = self.shapes[0]
+        dtype = str(self.dtype).removeprefix("torch.")
+        if set(self.shapes) != {first} or first.key_dim != first.value_dim or dtype not in ITEM_BYTES:
+            return None
+        return BlockShape(dtype, (len(self.shapes), 2, first.kv_heads, self.block_tokens, first.key_dim))
 
     def digest(self) -> bytes:
         """32 bytes that name these shapes, for models whose geometry has no name of its own."""

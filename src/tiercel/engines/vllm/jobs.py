@@ -91,7 +91,8 @@ class Shard:
     """What one worker has registered: which part of the KV it holds and in which form.
 
     `layout` digests form and meaning of a block's bytes, `unit_bytes` is the payload of one scheduler block,
-    `computed` says what computes (backend, device kind): it changes the last bits.
+    `computed` says what computes (backend, device kind): it changes the last bits. `shape` is what codecs may
+    know of the payload (`tiercel.codecs.shape`), empty if nothing.
     """
 
     number: int
@@ -101,6 +102,7 @@ class Shard:
     unit_bytes: int
     computed: str
     scales: bytes | None = None
+    shape: str = ""
 
 
 @dataclass(slots=True)

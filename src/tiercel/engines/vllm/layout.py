@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tiercel.codecs.shape import ITEM_BYTES, BlockShape
 from tiercel.engines.vllm.jobs import NULL_BLOCK
 from tiercel.errors import EngineError
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 
 Addresses = npt.NDArray[np.uint64]
 # Address in block 0, bytes from one block to the next, length.
@@ -63,11 +64,15 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The registered KV cache. `digest` covers form and meaning of a payload, not where it happens to lie."""
+    """The registered KV cache. `digest` covers form and meaning of a payload, not where it happens to lie.
+
+    `shape` are rows of one token and head, if all layers have such, of one dtype and length.
+    """
 
     groups: tuple[Pieces, ...]
     digest: bytes
     device: torch.device
+    shape: BlockShape | None = None
 
     def unit_bytes(self, unit_tokens: int) -> int:
         """Payload bytes of `unit_tokens` tokens, a multiple of every group's block."""
@@ -103,6 +108,7 @@ def register(config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> Layou
     hashed = blake2b(digest_size=32, person=b"tiercel-vllm-kv")
     groups: list[Pieces] = []
     devices: set[torch.device] = set()
+    shapes: set[BlockShape | None] = set()
     for group in config.kv_cache_groups:
         spec = group.kv_cache_spec
         runs: list[Run] = []
@@ -117,13 +123,24 @@ def register(config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> Layou
             assert isinstance(layer, AttentionSpec)  # all others were refused
             dims = _dims(name, tensor, config.num_blocks)
             runs += _runs(name, tensor, dims, config.num_blocks, layer.unpadded_page_size_bytes)
+            shapes.add(_rows(tensor, dims, layer))
             order = [(dim.axis, dim.size) for dim in dims]
             hashed.update(repr((name, str(tensor.dtype), order, layer)).encode())
         hashed.update(b"group")
         groups.append(_pieces(spec.block_size, _merged(runs)))
     if len(devices) != 1:
         raise EngineError(f"KV cache lies on {len(devices)} devices; accepted is one")
-    return Layout(tuple(groups), hashed.digest(), devices.pop())
+    shape = shapes.pop() if len(shapes) == 1 else None
+    return Layout(tuple(groups), hashed.digest(), devices.pop(), shape)
+
+
+def _rows(tensor: torch.Tensor, dims: list[_Dim], spec: AttentionSpec) -> BlockShape | None:
+    """A layer's numbers as rows of one token's head; None where they are none, or not side by side."""
+    dtype, inner = str(tensor.dtype).removeprefix("torch."), dims[-1]
+    alike = spec.head_size_v in (None, spec.head_size)
+    if dtype not in ITEM_BYTES or not alike or inner.stride != tensor.element_size():
+        return None
+    return BlockShape(dtype, (spec.head_size,)) if inner.size % spec.head_size == 0 else None
 
 
 def _dims(name: str, tensor: torch.Tensor, blocks: int) -> list[_Dim]:

@@ -13,12 +13,13 @@ import torch
 import vllm
 
 from tiercel.blocks import Identity
+from tiercel.codecs import BlockShape, marked
 from tiercel.config import Config, human_bytes
 from tiercel.engines.vllm.accounts import Accounts
 from tiercel.engines.vllm.asker import Asker
 from tiercel.engines.vllm.events import EventSource
 from tiercel.engines.vllm.jobs import Shard
-from tiercel.engines.vllm.layout import register
+from tiercel.engines.vllm.layout import Layout, register
 from tiercel.engines.vllm.mover import mover_for
 from tiercel.engines.vllm.naming import Names, identity_of, names_of_shards, units_per_block
 from tiercel.engines.vllm.scales import scales_digest
@@ -96,9 +97,7 @@ def open_worker(
 ) -> WorkerParts:
     """A worker's side on the store that the options name. Raises TiercelError with one line."""
     layout = register(cache, tensors)
-    shard = _shard(
-        config, cache, layout.digest, layout.unit_bytes(_unit_tokens(config, cache)), layout.device
-    )
+    shard = _shard(config, cache, layout)
     store = _connect(options, shard.unit_bytes, private)
     mover = mover_for(layout.device)
     if store.slab is not None:
@@ -130,7 +129,7 @@ def open_scheduler(
     block_tokens = unit_tokens * units_per_block(unit_bytes, store.slot_payload_bytes)
     if len({one.computed for one in shards}) != 1:
         raise EngineError("workers compute on different devices or backends; accepted is one kind for all")
-    identity = identity_of(config, by_number, block_tokens)
+    identity = _marked(identity_of(config, by_number, block_tokens), store, shards, unit_bytes)
     asker = Asker(store)
     named = names_of_shards(identity, by_number)
     asker.use(named)
@@ -156,6 +155,17 @@ def open_scheduler(
     return parts
 
 
+def _marked(identity: Identity, store: RemoteStore, shards: Sequence[Shard], payload_bytes: int) -> Identity:
+    """The identity for what the daemon's tiers do to blocks; where that does not go, all are kept exactly."""
+    shapes = {one.shape for one in shards}
+    shape = BlockShape.parse(shapes.pop()) if len(shapes) == 1 else None
+    try:
+        return marked(identity, store.lossy, shape, payload_bytes)
+    except EngineError as refusal:
+        log.warning("tiercel: %s; its blocks are kept exactly", refusal)
+        return identity
+
+
 def _connect(options: Config, unit_bytes: int, private: str) -> RemoteStore:
     """The store that the options name; a daemon made for smaller blocks will do, if one unit fits."""
     try:
@@ -166,9 +176,7 @@ def _connect(options: Config, unit_bytes: int, private: str) -> RemoteStore:
     return connect(options, unit_bytes, private=private)
 
 
-def _shard(
-    config: VllmConfig, cache: KVCacheConfig, layout: bytes, unit_bytes: int, device: torch.device
-) -> Shard:
+def _shard(config: VllmConfig, cache: KVCacheConfig, layout: Layout) -> Shard:
     """This worker's part: pipeline stage, and the heads that its tensor-parallel rank does not share."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
@@ -179,10 +187,11 @@ def _shard(
         number=pp.rank_in_group * distinct + tp.rank_in_group // replicas,
         shards=pp.world_size * distinct,
         writes=tp.rank_in_group % replicas == 0,
-        layout=layout,
-        unit_bytes=unit_bytes,
-        computed=_computed(config, device),
+        layout=layout.digest,
+        unit_bytes=layout.unit_bytes(_unit_tokens(config, cache)),
+        computed=_computed(config, layout.device),
         scales=scales_digest(config, cache),
+        shape="" if layout.shape is None else str(layout.shape),
     )
 
 

@@ -109,6 +109,7 @@ class _Pages:
             "created": _STARTED_S,
             "owned_by": "tiercel",
             "max_model_len": facts.context_tokens,
+            "tiercel": {"exact": not facts.lossy, "lossy": list(facts.lossy)},
         }
 
     async def health(self, request: Request) -> Response:

@@ -71,7 +71,10 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a client may learn of the model. `context_tokens` None: no limit of its own."""
+    """What a client may learn of the model. `context_tokens` None: no limit of its own.
+
+    `lossy` names what may make an answer other than one computed in full; none: it is equal, bit for bit.
+    """
 
     name: str
     fingerprint: str
@@ -80,6 +83,7 @@ class ModelFacts:
     has_tokenizer: bool
     chats: bool
     running_on: str
+    lossy: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,5 +114,6 @@ def load(model_dir: Path, config: Config, name: str | None = None) -> Loaded:
             has_tokenizer=model.tokenizer is not None,
             chats=bool(getattr(model.tokenizer, "chat_template", None)),
             running_on=f"{model.device}, {str(model.dtype).removeprefix('torch.')}",
+            lossy=store.lossy.codecs,
         ),
     )
