@@ -10,6 +10,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+# How many test processes at a time; each keeps to whole files.
+JOBS   ?= 2
 VLLM   ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 
 BIN := $(VENV)/bin
@@ -57,7 +59,7 @@ browser:
 		|| echo "no Chromium: the browser tests will be skipped"
 
 test: setup browser
-	$(BIN)/python -m pytest -m "not soak" $(ARGS)
+	$(BIN)/python -m pytest -m "not soak" -n $(JOBS) --dist loadfile $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak $(ARGS)

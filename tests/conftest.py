@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,9 @@ from tiercel.models import demo_model_dir
 
 # Nothing here may fetch anything; set before any library that would looks at it.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Started in the background of a shell, we and our children would be deaf to Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two loaded cores make single examples slow at random; the number of examples bounds the time instead.
 settings.register_profile(
@@ -29,6 +35,19 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(PREFIX) and name != CACHE_DIR_VARIABLE:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A test that sets up logging, as servers and engines do, does not decide what later ones see."""
+    loggers = (logging.getLogger(), logging.getLogger("tiercel"))
+    before = [(one, one.level, list(one.handlers), list(one.filters)) for one in loggers]
+    exceptions = logging.raiseExceptions
+    yield
+    logging.raiseExceptions = exceptions
+    for one, level, handlers, filters in before:
+        one.setLevel(level)
+        one.handlers[:], one.filters[:] = handlers, filters
 
 
 @pytest.fixture(scope="session")

@@ -159,6 +159,8 @@ def script(world: World, prompt: Prompt) -> int:
         elif kind == 3:
             world.ask(prompt(3 * BLOCK, seed=2000 + number), stop_at=1)
         elif kind == 4:
+            # Who leaves gets no result that says where its blocks lay.
+            world.inner.prefetch(world.engine.chain(known)).result(10)
             world.ask(known, leave=True)
         elif kind == 6 and number % 20 == 6:
             world.broken = True

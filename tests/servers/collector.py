@@ -40,8 +40,8 @@ class Collector:
     """`http://127.0.0.1:PORT/v1/traces`."""
 
     port: int = 0
-    spans: list[Seen] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
+    spans: list[Seen] = field(default_factory=list, repr=False)
+    headers: list[dict[str, str]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         keep = self._keep

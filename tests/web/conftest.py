@@ -9,7 +9,8 @@ import pytest
 from scripts.browser import FLAGS, chromium
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while it lives its event loop runs in this thread, where others want theirs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
     executable = chromium()

@@ -46,7 +46,7 @@ class StubEngine:
     block_tokens: int = 4
     go: threading.Event = field(default_factory=threading.Event)
     fault: Exception | None = None
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list, repr=False)
     closed: int = 0
     store: StubStore = field(default_factory=lambda: StubStore())
 
