@@ -29,7 +29,7 @@ from tiercel.bench.stop import Stop
 from tiercel.bench.text import show, show_comparison, tell
 from tiercel.errors import ConfigError
 
-SMALL = Asked(sessions=4, turns=2, tokens=50, answer_tokens=8, pause_s=0.0, rounds=2)
+SMALL = Asked(sessions=2, turns=2, tokens=50, answer_tokens=8, pause_s=0.0, rounds=4)
 
 
 class Screen:
@@ -92,7 +92,7 @@ def test_sides_take_turns_and_get_the_same_prompts(report: Report) -> None:
         for one in side.rounds
     ]
     names = [name for _, name, _ in sorted(order)]
-    assert names == [ON, OFF, OFF, ON] * 3
+    assert names == [ON, OFF, OFF, ON] * 6
     for run in report.workloads:
         on, off = run.sides[ON].samples, run.sides[OFF].samples
         assert sorted((one.name, one.prompt) for one in on) == sorted((one.name, one.prompt) for one in off)
@@ -135,7 +135,7 @@ def test_answers_that_differ_are_counted_and_do_not_pass_for_other_prompts() -> 
         handler.stream()
         handler.text(
             "something else"
-            if "-2\n" in body["messages"][0]["content"]
+            if "-2-1\n" in body["messages"][0]["content"]
             else f"answer {len(body['messages'])} of three"
         )
         handler.text("", "stop")
@@ -145,7 +145,7 @@ def test_answers_that_differ_are_counted_and_do_not_pass_for_other_prompts() -> 
     with serving(good) as on, serving(other) as off:
         found = run({ON: on, OFF: off})
     assert (
-        "Same answers with and without: 12 of 14; 2 more had other prompts"
+        "Same answers with and without: 14 of 15; 1 more had other prompts"
         in tell(found.workloads[0]).sentences[1]
     )
 
@@ -156,8 +156,8 @@ def test_reports_survive_the_file_and_are_shown(report: Report, tmp_path: Path) 
     assert read_report(file) == report
     text = printed(report)
     for words in (
-        "chat: 4 sessions of 2 turns",
-        "document: 4 documents",
+        "chat: 2 sessions of 2 turns",
+        "document: 2 documents",
         "TTFT, new",
         "with against without",
         "a note",
@@ -213,7 +213,7 @@ def test_a_run_that_is_stopped_leaves_a_report_on_what_there_was() -> None:
     stop = Stop()
 
     def act(handler: Handler, body: dict[str, Any]) -> None:
-        if len(handler.server.bodies) == 8:
+        if len(handler.server.bodies) == 7:
             stop.ask()
             handler.server.let_go.wait(30)
         good(handler, body)
@@ -223,7 +223,7 @@ def test_a_run_that_is_stopped_leaves_a_report_on_what_there_was() -> None:
     assert found.interrupted
     assert not found.problems
     one = summary(found.workloads[0].spec, found.workloads[0].sides[ON])
-    assert (one.answered, one.cut, one.unsent) == (4, 1, 11)
+    assert (one.answered, one.cut, one.unsent) == (3, 1, 12)
     assert found.workloads[0].sides[OFF].samples == []
     assert "Interrupted" in printed(found)
     with pytest.raises(KeyboardInterrupt):
@@ -297,7 +297,7 @@ def test_a_side_that_does_not_begin_later_on_is_a_problem_of_the_report() -> Non
     assert len(found.problems) == 1
     assert "off: " in found.problems[0]
     assert "HTTP 401" in found.problems[0]
-    assert len(found.workloads[0].sides[ON].samples) == 8
+    assert len(found.workloads[0].sides[ON].samples) == 4
 
 
 def test_the_page_in_a_browser(report: Report, tmp_path: Path) -> None:

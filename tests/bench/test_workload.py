@@ -97,12 +97,12 @@ def test_sessions_arrive_as_often_as_asked() -> None:
 @pytest.mark.parametrize(
     ("asked", "workload", "wanted"),
     [
-        (Asked(requests=10), "chat", 5),
+        (Asked(requests=10, rounds=2), "chat", 5),
         (Asked(requests=12, rounds=3), "unique", 4),
         (Asked(requests=7, rounds=2), "document", 4),
         (Asked(duration_s=10.0), "chat", None),
         (Asked(duration_s=10.0), "document", None),
-        (Asked(duration_s=10.0, requests=8), "chat", 4),
+        (Asked(duration_s=10.0, requests=8, rounds=2), "chat", 4),
         (Asked(sessions=3, turns=5), "chat", 15),
     ],
 )

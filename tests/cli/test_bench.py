@@ -25,7 +25,7 @@ from tiercel.errors import GeometryError
 
 pytest.importorskip("httpx")
 
-SMALL = ("--sessions", "2", "--turns", "2", "--tokens", "40", "--answer-tokens", "4", "--pause", "0s")
+SMALL = "--sessions 2 --turns 2 --tokens 40 --answer-tokens 4 --pause 0s --rounds 2".split()
 
 
 def bench(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:

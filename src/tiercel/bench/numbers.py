@@ -1,33 +1,38 @@
-"""Percentiles, and when a difference is one: the ratio of two medians with what chance alone makes of it.
+"""Percentiles, and when a difference is one: the ratio of two sides with what chance alone makes of it.
 
-ratio      median of the base / median of the other: above 1, the other is faster
-interval   95 % of the ratios of 2,000 resamples (percentile bootstrap), drawn by session, because requests
-           of one session are not independent of each other; where both sides answered the same requests,
-           both are resampled together
-verdict    faster or slower: the whole interval lies beyond the margin; same: it lies within the margin;
-           unclear: anything else; too few: fewer than 6 sessions
+    of a round   median of the base / median of the other side: above 1, the other is faster
+    ratio        the geometric mean over the rounds
+    interval     95 %, by Student's t over the rounds' logarithms; unpaired (runs of other plans) by Welch's
+    verdict      faster or slower: the whole interval lies beyond the margin; same: it lies within the margin;
+                 unclear: anything else; too few: fewer than 3 rounds
+
+The round is the unit, not the request: what else a machine does changes within minutes and meets all requests
+of a round alike, so a thousand requests of one round tell no more about it than ten.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 # Less is not worth a sentence, whatever the interval.
 MARGIN: Final = 0.03
-CLUSTERS_MIN: Final = 6
-RESAMPLES: Final = 2000
-# Resamples are drawn in batches of about 16 MiB.
-_CELLS_MAX = 1 << 21
+ROUNDS_MIN: Final = 3
 # A percentile needs requests beyond it: the 99th of twenty would be their largest by another name.
 _NEEDED = {0.5: 1, 0.9: 10, 0.99: 100}
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+# Student's t, 97.5 %, for 1, 2, … degrees of freedom.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
-Values = Sequence[tuple[Hashable, float]]
+# By round, then by request: what the same request of another side is found by.
+Rounds = Mapping[int, Mapping[Hashable, float]]
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -50,9 +55,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """How much faster the other side is than the base; `low` and `high` bound 95 % of resamples.
+    """How much faster the other side is than the base, with its interval; `base` and `other` are medians.
 
-    `paired`: both sides' same requests were compared. `margin` is what a difference must exceed.
+    `paired`: the same requests were compared, round by round. `margin` is what a difference must exceed.
     """
 
     base: float
@@ -60,42 +65,42 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     low: float | None
     high: float | None
-    sessions: int
-    count: int
+    rounds: int
     paired: bool
     margin: float
     verdict: str
 
 
-def compare(base: Mapping[Hashable, tuple[Hashable, float]], other: Mapping[Hashable, tuple[Hashable, float]],
-            *, margin: float = MARGIN, paired: bool = True, seed: int = 0) -> Ratio | None:  # fmt: skip
-    """Compare two sides: values by request, each with its session. None if there is nothing to compare.
+def compare(base: Rounds, other: Rounds, *, margin: float = MARGIN, paired: bool = True) -> Ratio | None:
+    """Compare two sides. None if there is nothing to compare.
 
-    Paired takes only the requests that both have. Values must be above zero for a ratio to mean something;
-    requests with others are left out.
+    Paired takes only the requests that both have, and the rounds with such. Values are above zero.
     """
-    one = {name: value for name, value in base.items() if value[1] > 0}
-    two = {name: value for name, value in other.items() if value[1] > 0}
     if paired:
-        both = [name for name in one if name in two]
-        one, two = {name: one[name] for name in both}, {name: two[name] for name in both}
+        both = {
+            number: [name for name in requests if name in other.get(number, {})]
+            for number, requests in base.items()
+        }
+        base = {number: {name: base[number][name] for name in names} for number, names in both.items()}
+        other = {number: {name: other[number][name] for name in names} for number, names in both.items()}
+    one, two = _logarithms(base), _logarithms(other)
     if not one or not two:
         return None
-    first, second = list(one.values()), list(two.values())
-    medians = float(np.median([v for _, v in first])), float(np.median([v for _, v in second]))
-    sessions = min(len({c for c, _ in first}), len({c for c, _ in second}))
-    low = high = None
-    if sessions >= CLUSTERS_MIN:
-        ratios = _resampled(first, second, paired, np.random.default_rng(seed))
-        low, high = (float(edge) for edge in np.quantile(ratios, (0.025, 0.975)))
+    if paired:
+        differences = [a - b for a, b in zip(one, two, strict=True)]
+        middle, half = _mean(differences), _half(_error(differences), len(differences) - 1)
+    else:
+        middle, half = _mean(one) - _mean(two), _welch(one, two)
+    rounds = min(len(one), len(two))
+    known = rounds >= ROUNDS_MIN
+    low, high = (math.exp(middle - half), math.exp(middle + half)) if known else (None, None)
     return Ratio(
-        base=medians[0],
-        other=medians[1],
-        ratio=medians[0] / medians[1],
+        base=_median(base),
+        other=_median(other),
+        ratio=math.exp(middle),
         low=low,
         high=high,
-        sessions=sessions,
-        count=min(len(first), len(second)),
+        rounds=rounds,
         paired=paired,
         margin=margin,
         verdict=verdict_of(low, high, margin),
@@ -114,43 +119,40 @@ def verdict_of(low: float | None, high: float | None, margin: float) -> str:
     return "same" if lower <= low and high <= upper else "unclear"
 
 
-def _resampled(
-    first: Values, second: Values, paired: bool, random: np.random.Generator
-) -> NDArray[np.float64]:
-    """Ratios of medians of resampled sessions."""
-    one, two = _Sorted(first), _Sorted(second)
-    # Paired, both have the same sessions in the same order, and one draw serves both.
-    ratios = np.empty(RESAMPLES)
-    rows = max(1, _CELLS_MAX // max(len(first), len(second)))
-    for at in range(0, RESAMPLES, rows):
-        count = min(rows, RESAMPLES - at)
-        drawn = _draw(one.sessions, count, random)
-        again = drawn if paired else _draw(two.sessions, count, random)
-        ratios[at : at + count] = one.medians(drawn) / two.medians(again)
-    return ratios
+def t_quantile(freedom: float) -> float:
+    """The 97.5 % quantile of Student's t; between the degrees of the table the larger one."""
+    if freedom < 1:
+        return math.inf
+    whole = math.floor(freedom)
+    return _T[whole - 1] if whole <= len(_T) else 1.96 + 2.5 / whole
 
 
-def _draw(sessions: int, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """How often each session is drawn, in `count` resamples: (count, sessions)."""
-    return random.multinomial(sessions, np.full(sessions, 1 / sessions), count)
+def _logarithms(rounds: Rounds) -> list[float]:
+    """Of each round's median; rounds without requests are left out."""
+    return [math.log(float(np.median(list(one.values())))) for one in rounds.values() if one]
 
 
-class _Sorted:
-    """Values in order, each with the number of its session, so that a resample is a matter of weights."""
+def _median(rounds: Rounds) -> float:
+    return float(np.median([value for one in rounds.values() for value in one.values()]))
 
-    def __init__(self, values: Values) -> None:
-        numbers: dict[Hashable, int] = {}
-        of = np.array([numbers.setdefault(session, len(numbers)) for session, _ in values])
-        plain = np.array([value for _, value in values])
-        order = np.argsort(plain, kind="stable")
-        self._values, self._of = plain[order], of[order]
-        self.sessions = len(numbers)
 
-    def medians(self, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The median of each resample, in which every value counts as often as its session was drawn."""
-        reached = np.cumsum(drawn[:, self._of], axis=1)
-        total = reached[:, -1:]
-        low = (reached > (total - 1) // 2).argmax(axis=1)
-        high = (reached > total // 2).argmax(axis=1)
-        medians: NDArray[np.float64] = (self._values[low] + self._values[high]) / 2
-        return medians
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _error(values: Sequence[float]) -> float:
+    """The standard error of the mean; 0 for one value, which has no interval anyway."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _half(error: float, freedom: float) -> float:
+    return t_quantile(freedom) * error if error else 0.0
+
+
+def _welch(one: Sequence[float], two: Sequence[float]) -> float:
+    """Half the interval of a difference of means, by Welch and Satterthwaite."""
+    first, second = _error(one) ** 2, _error(two) ** 2
+    if not first + second:
+        return 0.0
+    parts = first**2 / max(1, len(one) - 1) + second**2 / max(1, len(two) - 1)
+    return _half(math.sqrt(first + second), (first + second) ** 2 / parts)

@@ -167,11 +167,14 @@ def how_measured(report: Report) -> list[tuple[str, str]]:
             ("answers", f"greedy (temperature 0), {first.answer_tokens} tokens at most, streamed"),
             ("latency", late),
             ("order", f"{first.rounds} rounds; the side that goes first alternates; one side runs at a time"),
-            ("left out", f"{first.warmup} warm-up requests whenever a side's turn comes"),
+            ("left out", f"{first.warmup} warm-up requests after each start of a server"),
             ("deadline", f"{first.deadline_s:g} s a request"),
         ]
     lines += [
-        ("difference", "ratio of medians; in brackets 95 % of 2,000 resamples by session; below 3 % is none"),
+        (
+            "difference",
+            "mean over rounds of the ratio of medians, in brackets its 95 % interval; below 3 % is none",
+        ),
         ("texts", f"{len(report.texts)} documents, cut at {report.chars_per_token:.2f} characters a token"),
     ]
     return lines + [("note", note) for note in report.notes]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tiercel.bench.figures import Figures, summed
-from tiercel.bench.numbers import MARGIN, Ratio, Spread, compare, spread
+from tiercel.bench.numbers import MARGIN, Ratio, Rounds, Spread, compare, spread
 from tiercel.bench.samples import Sample, answered
 from tiercel.bench.spec import Spec
 from tiercel.bench.workload import planned
@@ -17,6 +17,7 @@ from tiercel.errors import ConfigError
 
 FORMAT = 1
 ON, OFF = "on", "off"
+THROUGHPUT = "throughput"
 _BYTES_MAX = 256 << 20
 
 
@@ -186,23 +187,35 @@ METRICS: dict[str, tuple[str, Callable[[Sample], float | None], bool | None]] = 
 def ratios(
     base: SideRun, other: SideRun, *, margins: Mapping[str, float] | None = None, paired: bool = True
 ) -> dict[str, Ratio]:
-    """`other` against `base`, by metric, each with its margin; those with nothing to compare are left out."""
+    """`other` against `base`, by metric, each with its margin; those with nothing to compare are left out.
+
+    `throughput` compares the seconds per answer of whole rounds.
+    """
     found = {}
-    for name, (_, of, again) in METRICS.items():
-        margin = (margins or {}).get(name, MARGIN)
-        ratio = compare(_values(base, of, again), _values(other, of, again), margin=margin, paired=paired)
+    sides = {name: (_values(base, *rule[1:]), _values(other, *rule[1:])) for name, rule in METRICS.items()}
+    sides[THROUGHPUT] = (_per_answer(base), _per_answer(other))
+    for name, (one, two) in sides.items():
+        ratio = compare(one, two, margin=(margins or {}).get(name, MARGIN), paired=paired)
         if ratio is not None:
             found[name] = ratio
     return found
 
 
-def _values(
-    side: SideRun, of: Callable[[Sample], float | None], again: bool | None
-) -> Mapping[Hashable, tuple[Hashable, float]]:
+def _values(side: SideRun, of: Callable[[Sample], float | None], again: bool | None) -> Rounds:
+    found: dict[int, dict[Hashable, float]] = {}
+    for one in answered(side.samples):
+        if again in (None, one.again) and (value := of(one)) is not None and value > 0:
+            found.setdefault(one.round, {})[one.name] = value
+    return found
+
+
+def _per_answer(side: SideRun) -> Rounds:
+    """Of whole rounds, for one that was cut short has lost its end."""
+    counts = Counter(one.round for one in answered(side.samples))
     return {
-        one.name: (one.cluster, value)
-        for one in answered(side.samples)
-        if again in (None, one.again) and (value := of(one)) is not None
+        one.number: {"": one.seconds / counts[one.number]}
+        for one in side.rounds
+        if counts[one.number] and one.seconds and not one.ended
     }
 
 

@@ -49,7 +49,10 @@ class Server:
 
 
 class Side(Protocol):
-    """One side of a comparison. `begin` has it take requests and `end` lets go of it; both block."""
+    """One side of a comparison. `begin` has it take requests and `end` lets go of it; both block.
+
+    `resident`: it may stay, idle, while another side is measured.
+    """
 
     @property
     def name(self) -> str: ...
@@ -59,6 +62,9 @@ class Side(Protocol):
 
     @property
     def token_bytes(self) -> int | None: ...
+
+    @property
+    def resident(self) -> bool: ...
 
     def begin(self) -> Server: ...
 
@@ -117,7 +123,7 @@ class _Bench:
         self._when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._texts = Texts(setup.documents)
         self._scaled = False
-        self._here: tuple[Side, Server] | None = None
+        self._here: dict[str, Server] = {}
         self._models: dict[str, ModelInfo] = {}
         self._warmed: set[str] = set()
         self._position = self._round = 0
@@ -184,15 +190,16 @@ class _Bench:
         return traffic
 
     def _server(self, side: Side) -> Server:
-        """The side's server, begun if need be; then nobody else's runs."""
-        if self._here is not None and self._here[0] is not side:
-            self._here[0].end()
-            self._here = None
-        if self._here is None:
+        """The side's server, begun if need be, when those that may not stay beside it are gone."""
+        for other in self._sides:
+            if other is not side and other.name in self._here and not (other.resident and side.resident):
+                other.end()
+                del self._here[other.name]
+        if side.name not in self._here:
             self._screen.show(f"{side.name}: beginning")
-            self._here = (side, side.begin())
+            self._here[side.name] = side.begin()
             self._warmed.discard(side.name)
-        return self._here[1]
+        return self._here[side.name]
 
     async def _round_on(
         self, spec: Spec, side: Side, server: Server, number: int

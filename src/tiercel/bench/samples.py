@@ -40,11 +40,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What the same request of another side, or another run of the same plan, is found by."""
         return self.round, self.session, self.turn
 
-    @property
-    def cluster(self) -> tuple[int, int]:
-        """Requests of one session are not independent of each other."""
-        return self.round, self.session
-
 
 def digest(text: str) -> str:
     """What two equal texts have in common and nobody can read."""

@@ -39,6 +39,7 @@ class UrlSide:
     url: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     token_bytes: int | None = None
+    resident: bool = True
 
     def begin(self) -> Server:
         """It runs already."""

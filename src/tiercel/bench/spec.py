@@ -27,15 +27,15 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "chat": Kind(
-        "conversations, each over a long text of its own, with pauses between turns", 4, 3, 2000, 1.0
+        "conversations, each over a long text of its own, with pauses between turns", 2, 3, 2000, 1.0
     ),
-    "document": Kind("many questions about a few long documents, in mixed order", 3, 4, 3000, 0.0),
+    "document": Kind("many questions about a few long documents, in mixed order", 2, 3, 3000, 0.0),
     "agents": Kind(
-        "agents with one long system prompt; every turn adds what a tool returned", 4, 4, 1500, 0.5
+        "agents with one long system prompt; every turn adds what a tool returned", 2, 4, 1500, 0.5
     ),
-    "unique": Kind("prompts that share nothing: what looking and storing costs", 8, 1, 1500, 0.0),
+    "unique": Kind("prompts that share nothing: what looking and storing costs", 3, 1, 1500, 0.0),
     "overflow": Kind(
-        "all conversations in turn, so that each comes back when all others went by", 8, 2, 2000, 0.0
+        "all conversations in turn, so that each comes back when all others went by", 6, 2, 2000, 0.0
     ),
 }
 
@@ -122,7 +122,7 @@ class Asked:
     concurrency: int = 1
     requests: int | None = None
     duration_s: float | None = None
-    rounds: int = 2
+    rounds: int = 6
     warmup: int = 2
     deadline_s: float = DEADLINE_S
     seed: int = 1

@@ -11,7 +11,18 @@ from rich.text import Text
 
 from tiercel.bench.compare import Comparison
 from tiercel.bench.numbers import Ratio, Spread
-from tiercel.bench.results import METRICS, OFF, ON, Report, Summary, WorkloadRun, agreement, ratios, summary
+from tiercel.bench.results import (
+    METRICS,
+    OFF,
+    ON,
+    THROUGHPUT,
+    Report,
+    Summary,
+    WorkloadRun,
+    agreement,
+    ratios,
+    summary,
+)
 from tiercel.config import human_bytes
 from tiercel.report.console import one_line
 
@@ -49,24 +60,20 @@ def _rows(run: WorkloadRun, compared: dict[str, Ratio], token_bytes: int | None)
     """Rows of which no side knows anything are left out."""
     sides = [summary(run.spec, side) for side in run.sides.values()]
     rows = [Row("answered", tuple(_answered(one) for one in sides))]
+
+    def against(name: str) -> tuple[str, str]:
+        ratio = compared.get(name)
+        return ("", "") if ratio is None else (ratio_text(ratio), ratio.verdict)
+
     kinds = {sample.again for side in run.sides.values() for sample in side.samples}
     for name, (label, _, again) in METRICS.items():
         if again is not None and len(kinds) == 1:
             continue  # all of one kind: their TTFT is above already
-        ratio = compared.get(name)
-        told = ("", "") if ratio is None else (ratio_text(ratio), ratio.verdict)
-        rows.append(Row(label, spreads_text([getattr(one, f"{name}_s") for one in sides]), *told))
+        cells = spreads_text([getattr(one, f"{name}_s") for one in sides])
+        rows.append(Row(label, cells, *against(name)))
     rows += [
-        Row(
-            "requests a second",
-            tuple(_rate(one.requests_per_s) for one in sides),
-            _times(sides, "requests_per_s"),
-        ),
-        Row(
-            "answer tokens a second",
-            tuple(_rate(one.tokens_per_s) for one in sides),
-            _times(sides, "tokens_per_s"),
-        ),
+        Row("requests a second", tuple(_rate(one.requests_per_s) for one in sides), *against(THROUGHPUT)),
+        Row("answer tokens a second", tuple(_rate(one.tokens_per_s) for one in sides)),
         Row("prompt tokens, median and most", tuple(_lengths(one.prompt_tokens) for one in sides)),
         Row("prompt tokens reused", tuple(_share(one.cached_share) for one in sides)),
         Row("… from where", tuple(_places(one) for one in sides)),
@@ -112,7 +119,7 @@ def ratio_text(ratio: Ratio) -> str:
     else:
         value, edges, word = ratio.ratio, (ratio.low or 0, ratio.high or 0), ratio.verdict
     if ratio.low is None:
-        return f"{_factor(value)} (too few sessions to tell)"
+        return f"{_factor(value)} (too few rounds to tell)"
     shown = f"{_factor(edges[0])[:-1]}–{_factor(edges[1])}"
     if word in ("faster", "slower"):
         return f"{_factor(value)} {word} ({shown})"
@@ -156,14 +163,6 @@ def _answered(one: Summary) -> str:
 
 def _rate(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.3g}"
-
-
-def _times(sides: list[Summary], field: str) -> str:
-    """Throughput of the first side against the second; of too few rounds to give it an interval."""
-    if len(sides) != 2:
-        return ""
-    one, two = (getattr(side, field) for side in sides)
-    return f"{_factor(one / two)} (no interval)" if one and two else ""
 
 
 def _lengths(spread: Spread) -> str:
@@ -272,7 +271,7 @@ def show_comparison(found: Comparison, console: Console) -> None:
         for name, ratio in part.ratios.items():
             style = {"faster": "green", "slower": "bold red"}.get(ratio.verdict, "")
             table.add_row(
-                METRICS[name][0],
+                "seconds per answer" if name == THROUGHPUT else METRICS[name][0],
                 seconds_text(ratio.base),
                 seconds_text(ratio.other),
                 Text(ratio_text(ratio), style=style),

@@ -63,7 +63,7 @@ _COUNT = click.IntRange(1, 100_000)
 @click.option("--requests", type=_COUNT, help="Most requests of each side and workload.")
 @click.option("--duration", metavar="TIME", help="Longest time of each side and workload.")
 @click.option(
-    "--rounds", type=click.IntRange(1, 1000), help="Each with new prompts, sides in turn. [default: 2]"
+    "--rounds", type=click.IntRange(1, 1000), help="Each with new prompts, sides in turn. [default: 6]"
 )
 @click.option("--warmup", type=click.IntRange(0, 1000), help="Requests not counted. [default: 2]")
 @click.option("--deadline", metavar="TIME", help="Longest time of one request. [default: 5m]")

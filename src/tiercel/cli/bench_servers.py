@@ -1,6 +1,7 @@
 """Servers that `tiercel bench` starts: `tiercel serve` with its store and without, `vllm serve` alone.
 
-One runs at a time, in a session of its own, with its output in a log; whatever happens, it ends with the run.
+Each is in a session of its own, with its output in a log; whatever happens, it ends with the run. Our own
+engine does nothing while nobody asks, so both sides stay. An idle vLLM takes most of a GPU: one at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CommandAt = Callable[[int], Sequence[str]]
 
 
 class StartedSide:
-    """A side whose server is started when its turn comes and ended when another's does."""
+    """A side whose server is started for its turn; one that is not `resident` ends for another's."""
 
     def __init__(
         self,
@@ -56,8 +57,9 @@ class StartedSide:
         extra: Mapping[str, Any] | None = None,
         socket: Path | None = None,
         token_bytes: int | None = None,
+        resident: bool = True,
     ) -> None:
-        self.name, self.what, self.token_bytes = name, what, token_bytes
+        self.name, self.what, self.token_bytes, self.resident = name, what, token_bytes, resident
         self._command, self._environ, self._extra = command, environ, extra or {}
         self._log, self._deadline_s, self._stop, self._socket = log, ready_deadline_s, stop, socket
         self.failed = False
@@ -131,6 +133,7 @@ class Servers:
         self._blocks: Path | None = None
         self.notes: list[str] = []
         self.sides: list[StartedSide] = []
+        self._engine = engine
         self._model, self._flags, self._stop, self._deadline_s = model, tuple(flags), stop, ready_deadline_s
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -240,7 +243,7 @@ class Servers:
         return StartedSide(
             name, what, command, environ, log=self.folder / f"{name}.log",
             ready_deadline_s=self._deadline_s, stop=self._stop, extra=extra, socket=socket,
-            token_bytes=self._token_bytes(config),
+            token_bytes=self._token_bytes(config), resident=self._engine != "vllm",
         )  # fmt: skip
 
 
