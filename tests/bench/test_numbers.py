@@ -46,7 +46,7 @@ def test_nothing_has_no_percentiles() -> None:
 
 
 def side(factor: float, *, seed: int, rounds: int = 6, drift: float = 0.05, noise: float = 0.05) -> Rounds:
-    """`rounds` of 8 requests, each around 1 s times `factor`. Whole rounds are faster or slower by `drift`."""
+    """`rounds` of 8 requests, each around 1 s times `factor`; whole rounds are off by `drift`."""
     chance, own = random.Random(seed), random.Random(99)
     found: dict[int, dict[Hashable, float]] = {}
     for number in range(rounds):
