@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,43 @@ def test_both_pages_are_one_site(browser: Any, site: Site) -> None:
     assert eventually(lambda: site.watch._listeners == 1)
     page.close()
     assert eventually(lambda: site.watch._listeners == 0)
+
+
+CONTRASTS = """() => {
+  const parts = (text) => (text.match(/[\\d.]+/g) || []).map(Number).map((one, at) =>
+    (text.startsWith('color(') && at < 3 ? one * 255 : one));
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const found = parts(getComputedStyle(node).backgroundColor);
+      if (found.length === 3 || found[3] > 0.99) return found;
+    }
+    return [255, 255, 255];
+  };
+  const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
+    .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4))
+    .reduce((all, one, at) => all + one * [0.2126, 0.7152, 0.0722][at], 0);
+  const all = [...document.querySelectorAll('main *, header *')].filter((node) =>
+    node.getClientRects().length && [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim())
+    && !node.closest('svg') && !node.matches('.branch'));
+  return all.map((node) => {
+    const pair = [light(parts(getComputedStyle(node).color)), light(behind(node))].sort((a, b) => b - a);
+    return [(pair[0] + 0.05) / (pair[1] + 0.05), node.className, node.textContent.slice(0, 40)];
+  });
+}"""
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_every_word_has_contrast(browser: Any, site: Site, colours: str) -> None:
+    """WCAG AA, 4.5 to 1, of all that is written on the page, badges and faults included."""
+    some_requests(site.store)
+    site.store._faults.note("disk.read", "a fault of this test")
+    report = request(site.store, chain(2, seed=9), ttft_s=0.1, saved_s=0.0)
+    for action, outcome in (("split", "answered"), ("recompute", "answered"), ("load", "failed")):
+        site.store.reports.add(dataclasses.replace(report, action=action, outcome=outcome))
+    page = opened(browser, site.url, color_scheme=colours)
+    says(page, "#tile-reused", "9 requests")
+    found = page.evaluate(CONTRASTS)
+    assert len(found) > 60
+    assert min(found)[0] < 21.0  # or nothing was measured
+    assert [one for one in found if one[0] < 4.5] == []
+    page.close()
