@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tiercel.bench.figures import Figures
 from tiercel.bench.numbers import MARGIN
 from tiercel.bench.page import page_html, write_page
 from tiercel.bench.results import OFF, ON, Report, read_report, summary
-from tiercel.bench.run import Setup, run_bench
+from tiercel.bench.run import Server, Setup, run_bench
 from tiercel.bench.sides import UrlSide
 from tiercel.bench.spec import Asked
 from tiercel.bench.stop import Stop
@@ -321,3 +322,37 @@ def test_the_page_in_a_browser(report: Report, tmp_path: Path) -> None:
         browser.close()
     assert told == []
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_sides_that_may_not_stay_end_for_each_others_turn(resident: bool) -> None:
+    calls: list[str] = []
+
+    @dataclass(frozen=True)
+    class Noted:
+        name: str
+        url: str
+        what: str = "noted"
+        token_bytes: int | None = None
+        resident: bool = True
+
+        def begin(self) -> Server:
+            calls.append(f"begin {self.name}")
+            return Server(self.url)
+
+        def end(self) -> None:
+            calls.append(f"end {self.name}")
+
+    asked = Asked(sessions=1, turns=1, tokens=16, rounds=2, warmup=1)
+    setup = Setup(documents=DOCUMENTS, model=None, api_key=None, run="abcd", command="")
+    with serving(good) as server:
+        sides = [Noted(name, server.url, resident=resident) for name in (ON, OFF)]
+        run_bench([asked.spec("unique")], sides, setup, Screen(), Stop())
+    warmed = sum("Warm-up" in one["messages"][0]["content"] for one in server.bodies)
+    if resident:
+        assert calls == ["begin on", "begin off", "end on", "end off"]
+        assert warmed == 2
+    else:
+        # A B, B A; at the end everybody is ended again, which costs nothing.
+        assert calls == ["begin on", "end on", "begin off", "end off", "begin on", "end on", "end off"]
+        assert warmed == 3
