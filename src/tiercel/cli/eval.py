@@ -1,0 +1,200 @@
+"""`tiercel eval`: what lossy ways of keeping and reading KV do to a model's answers, before one is switched
+on.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tiercel.cli.progress import ProgressLine
+from tiercel.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from tiercel.eval.results import Report
+    from tiercel.eval.samples import Task
+
+_FILE = click.Path(path_type=Path)
+_FAILED = 1
+_SEEDS_MAX = 1000
+_POLICIES = "full,window,streaming,h2o,quest,landmark,oracle"
+_TASKS = "json-records,kv-list,needle,text-nll"
+
+
+@click.command("eval")
+@click.argument("model", required=False, type=_FILE)
+@click.option("--policies", default=_POLICIES, show_default=True, metavar="NAMES", help="all: every one.")
+@click.option("--tasks", default=_TASKS, show_default=True, metavar="NAMES", help="all: every built-in one.")
+@click.option(
+    "--task-file",
+    "task_files",
+    type=_FILE,
+    multiple=True,
+    help="Your own: JSONL of context, question, answer.",
+)
+@click.option(
+    "--budget", "budgets", default="0.25", show_default=True, metavar="SHARES",
+    help="Of the context's tokens, to keep or read; several with commas.",
+)  # fmt: skip
+@click.option(
+    "--seeds", default="1,2,3", show_default=True, metavar="NUMBERS", help="One text each per task."
+)
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
+@click.option(
+    "--texts", type=_FILE, help="Directory of text files to hide facts in [default: this machine's]."
+)
+@click.option("--json", "json_file", type=_FILE, help="Write the report to this file.")
+@click.option("--html", "html_file", type=_FILE, help="Write the report as a page with plots.")
+@click.option("--max-kl", type=click.FloatRange(0), help="Fail if any policy's KL on any task is above this.")
+@click.option(
+    "--min-accuracy-drop", type=click.FloatRange(0, 1), help="Fail where accuracy falls by this much or more."
+)
+def command(
+    model: Path | None, policies: str, tasks: str, task_files: tuple[Path, ...], budgets: str, seeds: str,
+    dtype: str, texts: Path | None, json_file: Path | None, html_file: Path | None,
+    max_kl: float | None, min_accuracy_drop: float | None,
+) -> int:  # fmt: skip
+    """Judge policies on the model in folder MODEL [default: the demo model].
+
+    Every policy answers the same questions about the same texts, and is compared with full attention token by
+    token. A text is read once; each policy then costs one forward. Exit code 1: a gate did not hold.
+
+    \b
+    tiercel eval
+    tiercel eval MODEL --policies all --tasks all --html report.html
+    tiercel eval MODEL --policies landmark --budget 0.1,0.25 --max-kl 0.05
+    """
+    from tiercel.eval.own import own_task
+    from tiercel.eval.tasks import TASKS, tasks_named
+
+    shares, numbers = _shares(budgets), _numbers(seeds)
+    chosen = tasks_named(TASKS if tasks == "all" else _names(tasks)) + [own_task(one) for one in task_files]
+    if not chosen:
+        raise ConfigError("--tasks: names none, and there is no --task-file; accepted: one or more")
+    _check_writable(json_file, "--json")
+    _check_writable(html_file, "--html")
+    report = _judged(model, policies, chosen, shares, numbers, dtype, texts, max_kl, min_accuracy_drop)
+    if json_file is not None:
+        _write(json_file, report.to_json())
+    if html_file is not None:
+        from tiercel.eval.page import write_page
+
+        write_page(html_file, report)
+    _show(report)
+    return _FAILED if report.failed else 0
+
+
+def _judged(
+    model: Path | None, policies: str, tasks: Sequence[Task], budgets: Sequence[float], seeds: Sequence[int],
+    dtype: str, texts: Path | None, max_kl: float | None, min_accuracy_drop: float | None,
+) -> Report:  # fmt: skip
+    """Load the model, run everything, and say what it comes to."""
+    from datetime import UTC, datetime
+
+    from tiercel import __version__
+    from tiercel.attention.registry import POLICIES, policies_named
+    from tiercel.attention.running import TeacherForced
+    from tiercel.bench.texts import Texts, find_texts
+    from tiercel.engines.transformers.model import load_model
+    from tiercel.eval.results import FORMAT, Report
+    from tiercel.eval.run import Judged, evaluate
+    from tiercel.eval.verdict import gates, verdicts
+    from tiercel.models import demo_model_dir
+    from tiercel.report.machine import machine_facts
+
+    chosen = policies_named(POLICIES if policies == "all" else _names(policies))
+    facts = machine_facts(("torch", "transformers"))
+    filler = Texts(find_texts(texts)).piece
+    folder = model or demo_model_dir(notice=lambda line: click.echo(f"tiercel: {line}", err=True))
+    loaded = load_model(folder, dtype=dtype)
+    if loaded.tokenizer is None:
+        raise ModelError(f"model folder {folder} has no tokenizer; accepted: one with a tokenizer.json")
+    line = ProgressLine()
+    rows = evaluate(
+        Judged(TeacherForced(loaded.module), loaded.tokenizer, loaded.context_tokens),
+        chosen, budgets, tasks, seeds, filler, lambda task, seed: line.show(f"{task}, text {seed}"),
+    )  # fmt: skip
+    line.end()
+    return Report(
+        format=FORMAT,
+        version=__version__,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["tiercel", *sys.argv[1:]]),
+        model=loaded.name,
+        revision=loaded.revision,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        seeds=list(seeds),
+        facts=facts,
+        rows=rows,
+        verdicts=verdicts(rows),
+        failed=gates(rows, max_kl, min_accuracy_drop),
+    )
+
+
+def _show(report: Report) -> None:
+    """The tables and verdicts on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from tiercel.eval.page import COLUMNS, cells_of
+
+    console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
+    for task in dict.fromkeys(row.task for row in report.rows):
+        mine = [row for row in report.rows if row.task == task]
+        table = Table(title=Text(f"{task}: {mine[0].seeds} texts of {mine[0].context_tokens} tokens"),
+                      title_justify="left", box=None, pad_edge=False)  # fmt: skip
+        for number, name in enumerate(COLUMNS):
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        for row in mine:
+            table.add_row(*(Text(cell) for cell in cells_of(row)))
+        console.print(table)
+        console.print()
+    for label, words in report.verdicts.items():
+        console.print(Text(f"{label}: {words}"))
+    for one in report.failed:
+        click.echo(f"tiercel: gate: {one}", err=True)
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(one) for one in _names(text)]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < one <= 1 for one in shares):
+        raise ConfigError(
+            f"--budget: '{text}' is not accepted; accepted: shares above 0, up to 1, such as 0.25"
+        )
+    return shares
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        seeds = [int(one) for one in _names(text)]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0 or len(seeds) > _SEEDS_MAX:
+        raise ConfigError(f"--seeds: '{text}' is not accepted; accepted: whole numbers, such as 1,2,3")
+    return seeds
+
+
+def _check_writable(path: Path | None, flag: str) -> None:
+    """Find out before the work, not after it."""
+    if path is not None and not (path.parent.is_dir() and not path.is_dir()):
+        raise ConfigError(f"{flag}: '{path}' cannot be written; accepted: a file in a directory that exists")
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"--json: '{path}' cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,204 @@
+"""The report as one HTML file: verdicts, quality over memory, the table, how it was measured. It loads and
+runs nothing.
+
+Every text from outside (model, task and file names, the command) is escaped where it enters the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from statistics import fmean
+
+from tiercel.errors import ConfigError
+from tiercel.eval.results import DROPS, EXACT, SKIPS, STORED, Report, Row
+from tiercel.eval.verdict import label_of, loss
+from tiercel.report.scatter import Point, Scatter, scatter_legend, scatter_svg
+from tiercel.report.style import STYLE
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_OWN_STYLE = """
+.problem{color:#b3261e;font-weight:600}
+.frontier{stroke:var(--soft);stroke-width:1.4;stroke-dasharray:5 4}
+.legend.marks svg{width:16px;height:16px}
+table.verdicts td{white-space:normal;text-align:left;vertical-align:top}
+table.verdicts td:first-child{white-space:nowrap;font-weight:600}
+h2.task{margin:22px 0 4px}
+dl.how{display:grid;grid-template-columns:minmax(110px,190px) 1fr;gap:4px 16px;margin:0;font-size:.92rem}
+dl.how dt{color:var(--soft)}dl.how dd{margin:0;overflow-wrap:anywhere}
+@media(prefers-color-scheme:dark){.problem{color:#ff8a80}}
+@media(max-width:560px){dl.how{grid-template-columns:1fr;gap:0}dl.how dd{margin-bottom:8px}}
+"""
+GROUPS = (EXACT, DROPS, SKIPS, STORED)
+_GROUP_WORDS = (
+    "exact", "drops: what is not kept is gone", "skips: the rest is kept elsewhere", "stored by a codec"
+)  # fmt: skip
+# Zero has no place on a logarithmic axis.
+_KL_MIN = 1e-4
+
+
+def write_page(path: Path, report: Report) -> None:
+    """Write the page. Raises ConfigError when the file cannot be written."""
+    try:
+        path.write_text(page_html(report), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html: '{path}' cannot be written: {error.strerror or error}") from None
+
+
+def page_html(report: Report) -> str:
+    """Return the page's text."""
+    failed = "".join(f'<p class="problem">Gate: {escape(one)}</p>' for one in report.failed)
+    cards = "".join(
+        f'<section class="wide"><h2>{escape(chart.title)}</h2>{scatter_svg(chart)}{scatter_legend(chart)}'
+        f'<p class="note">{escape(note)}</p></section>'
+        for chart, note in charts_of(report.rows)
+    )
+    tasks = "".join(_task(task, rows) for task, rows in _by_task(report.rows).items())
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>tiercel eval: {escape(report.model)}</title><style>{STYLE}{_OWN_STYLE}</style></head><body>"
+        f"<main><h1>What lossy KV does to the answers of {escape(report.model)}</h1>"
+        f'<p class="source">{escape(report.command)}</p>{failed}'
+        f"{_verdicts(report)}{cards}{tasks}{_how(report)}"
+        "</main></body></html>\n"
+    )
+
+
+def charts_of(rows: Sequence[Row]) -> list[tuple[Scatter, str]]:
+    """Quality over memory, each with its note; those without data are left out."""
+    by: dict[str, list[Row]] = {}
+    for row in rows:
+        by.setdefault(label_of(row), []).append(row)
+    kept, kls = [], []
+    for label, mine in by.items():
+        x = 100 * fmean(memory_share(row) for row in mine)
+        group = GROUPS.index(mine[0].kind)
+        dense = [row for row in mine if row.dense]
+        if (lost := loss(dense)) is not None:
+            kept.append(
+                Point(label, x, 1 - lost, group, f"{1 - lost:.0%} of answers at {x:.3g} % of the bytes")
+            )
+        if dense and mine[0].kind != EXACT:
+            kl = fmean(row.kl for row in dense)
+            kls.append(Point(label, x, max(kl, _KL_MIN), group, f"KL {kl:.4f} at {x:.3g} % of the bytes"))
+    x_label = "bytes of KV on the device (of a codec: stored), of those of full KV"
+    found = []
+    if kept:
+        found.append((
+            Scatter("Answers kept", x_label, "share of full attention's right answers", tuple(kept),
+                    _GROUP_WORDS),
+            "Mean over the tasks that need many facts and that full attention is good enough at to judge by; "
+            "up and to the left is better. The dashed line joins what nothing else beats in both. Bytes by "
+            "each policy's definition, with its landmarks and what it reads at a time.",
+        ))  # fmt: skip
+    if kls:
+        found.append((
+            Scatter("Distance from exact answers", x_label, "KL, nats a token", tuple(kls),
+                    _GROUP_WORDS, True),
+            "Mean over the tasks that need many facts; down and to the left is better. 0.003 is what two "
+            "exact computations in bf16 differ by.",
+        ))  # fmt: skip
+    return found
+
+
+def memory_share(row: Row) -> float:
+    """What the policy makes small, as a share of full KV: device bytes, for a codec stored bytes."""
+    return row.stored_share if row.kind == STORED else row.device_share
+
+
+def _verdicts(report: Report) -> str:
+    body = "".join(
+        f"<tr><td>{escape(label)}</td><td>{escape(words)}</td></tr>"
+        for label, words in report.verdicts.items()
+    )
+    return (
+        '<section class="wide"><h2>In words</h2><div class="scroll" tabindex="0">'
+        f'<table class="verdicts"><tbody>{body}</tbody></table></div>'
+        '<p class="note">For this model, these texts and this length of context; other models and longer '
+        "contexts differ.</p></section>"
+    )
+
+
+def _by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    by: dict[str, list[Row]] = {}
+    for row in rows:
+        by.setdefault(row.task, []).append(row)
+    return by
+
+
+COLUMNS = (
+    "policy",
+    "KL",
+    "agreement",
+    "right",
+    "fewer right",
+    "NLL",
+    "read",
+    "on device",
+    "stored",
+    "fetched",
+)
+
+
+def cells_of(row: Row) -> tuple[str, ...]:
+    """A row's cells, as `COLUMNS` names them, for the page and the terminal."""
+    drop = "–"
+    if row.accuracy_drop is not None and row.kind != EXACT:
+        drop = _with_interval(row.accuracy_drop, row.accuracy_drop_low, row.accuracy_drop_high, 2)
+    return (
+        label_of(row),
+        "0" if row.kind == EXACT else _with_interval(row.kl, row.kl_low, row.kl_high, 4),
+        f"{row.agreement:.3f}",
+        "–" if row.accuracy is None else f"{row.accuracy:.2f}",
+        drop,
+        f"{row.nll:.3f}",
+        f"{row.read_share:.0%}",
+        f"{row.device_share:.0%}",
+        f"{row.stored_share:.0%}",
+        f"{row.fetched_share:.0%}",
+    )
+
+
+def _with_interval(value: float, low: float | None, high: float | None, digits: int) -> str:
+    shown = f"{value:.{digits}f}"
+    return shown if low is None or high is None else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _task(task: str, rows: Sequence[Row]) -> str:
+    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(row))}</tr>" for row in rows
+    )
+    first = rows[0]
+    about = (
+        f"{first.seeds} texts of about {first.context_tokens} tokens, {first.answers} answers of "
+        f"{first.tokens} tokens in all. In brackets 95 % intervals over the texts."
+    )
+    return (
+        f'<section class="wide"><h2>{escape(task)}</h2><div class="scroll" tabindex="0"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<p class="note">{escape(about)}</p></section>'
+    )
+
+
+def how_measured(report: Report) -> list[tuple[str, str]]:
+    """How it was measured, as names and words."""
+    return [
+        ("when", report.when),
+        ("model", f"{report.model}, weights {report.revision[:16]}, {report.dtype}"),
+        *report.facts,
+        ("seeds", ", ".join(map(str, report.seeds))),
+        ("context", "read once with full attention; policies decide at its end, before the question"),
+        ("answers", "teacher-forced: each token predicted from the right ones before it, all in one forward"),
+        ("KL", "of full attention's distribution against the policy's, over the answers' tokens"),
+        ("intervals", "Student's t over texts; differences to full attention are of the same text"),
+        ("bytes", "by each policy's definition, of the context's KV; read: measured"),
+    ]  # fmt: skip
+
+
+def _how(report: Report) -> str:
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in how_measured(report))
+    return f'<section class="wide"><h2>How it was measured</h2><dl class="how">{rows}</dl></section>'
