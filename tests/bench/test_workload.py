@@ -46,7 +46,7 @@ def test_a_round_is_made_the_same_again(workload: str, sessions: int, turns: int
     spec = Asked(sessions=sessions, turns=turns, seed=seed, rate=2.0).spec(workload)
     assert made(spec) == made(spec)
     requests = sum(len(one.turns) for one in made(spec))
-    assert requests == planned(spec)
+    assert requests == planned(spec, 0)
 
 
 @given(NAMES, st.integers(2, 4))
@@ -107,7 +107,20 @@ def test_sessions_arrive_as_often_as_asked() -> None:
     ],
 )
 def test_how_many_requests_a_round_has(asked: Asked, workload: str, wanted: int | None) -> None:
-    assert planned(asked.spec(workload)) == wanted
+    assert planned(asked.spec(workload), 0) == wanted
+
+
+@given(NAMES, st.integers(1, 50), st.integers(1, 9), st.integers(1, 9) | st.none())
+def test_no_more_requests_than_asked_for(
+    workload: str, requests: int, rounds: int, sessions: int | None
+) -> None:
+    if workload == "overflow" and sessions == 1:
+        return  # refused: too few for this workload
+    spec = Asked(requests=requests, rounds=rounds, sessions=sessions).spec(workload)
+    counts = [planned(spec, number) or 0 for number in range(rounds)]
+    assert sum(counts) <= requests
+    if sessions is None:
+        assert sum(counts) == requests
 
 
 @given(st.integers(0, 40), st.integers(16, 4000))

@@ -140,14 +140,15 @@ def summary(spec: Spec, side: SideRun) -> Summary:
     seconds = sum(one.seconds for one in side.rounds)
     cached = [(one.cached_tokens, one.prompt_tokens) for one in good]
     known = [(c, p) for c, p in cached if c is not None and p]
-    plan = planned(spec)
+    plans = [planned(spec, number) for number in range(spec.rounds)]
+    plan = None if None in plans else sum(one for one in plans if one is not None)
     over = any(one.ended for one in side.rounds) or len(side.rounds) < spec.rounds
     cut = sum(one.cut for one in side.rounds)
     return Summary(
         answered=len(good),
         faults=dict(Counter(one.fault for one in side.samples if one.fault)),
         cut=cut,
-        unsent=max(0, plan * spec.rounds - len(side.samples) - cut)
+        unsent=max(0, plan - len(side.samples) - cut)
         if plan is not None and (over or spec.duration_s is None)
         else 0,
         seconds=seconds,

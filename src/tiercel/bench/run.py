@@ -274,7 +274,7 @@ class _Bench:
             )
 
     def _progress(self, spec: Spec, side: Side, number: int) -> Callable[[Sample], None]:
-        plan, done, failed = planned(spec), 0, 0
+        plan, done, failed = planned(spec, number), 0, 0
 
         def show(sample: Sample) -> None:
             nonlocal done, failed

@@ -62,10 +62,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float
     seed: int
 
-    @property
-    def requests_per_round(self) -> int | None:
-        """Most requests one side sends in one round."""
-        return None if self.requests is None else -(-self.requests // self.rounds)
+    def requests_in(self, round_number: int) -> int | None:
+        """Most requests one side sends in a round."""
+        if self.requests is None:
+            return None
+        each, more = divmod(self.requests, self.rounds)
+        return each + (round_number < more)
 
     @property
     def duration_per_round_s(self) -> float | None:
@@ -143,6 +145,7 @@ class Asked:
         elif sessions is None and self.requests is not None:
             # Enough for all that is asked for.
             sessions = min(SESSIONS_MAX, -(-self.requests // (self.rounds * turns)))
+            sessions = max(2, sessions) if workload == "overflow" else sessions
         elif sessions is None and (self.duration_s is None or workload == "overflow"):
             sessions = kind.sessions
         if workload == "overflow" and sessions is not None and sessions < 2:

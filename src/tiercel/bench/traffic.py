@@ -61,7 +61,7 @@ class _Round:
 
     def __init__(self, client: Client, spec: Spec, round_number: int, watch: Watch) -> None:
         self._client, self._spec, self._number, self._watch = client, spec, round_number, watch
-        self._left = spec.requests_per_round
+        self._left = spec.requests_in(round_number)
         self._gate = asyncio.Semaphore(IN_FLIGHT_MAX if spec.rate else spec.concurrency)
         self._under_way = 0
         self._refused = 0

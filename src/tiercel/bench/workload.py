@@ -55,11 +55,11 @@ def sessions_of(spec: Spec, texts: Texts, run: str, round_number: int) -> Iterat
         yield Session(number, system, turns, next(arrivals))
 
 
-def planned(spec: Spec) -> int | None:
+def planned(spec: Spec, round_number: int) -> int | None:
     """How many requests a side is to send in a round; None where only time ends it."""
     total = _total(spec)
     whole = None if total is None else total * (1 if spec.single else spec.turns)
-    limit = spec.requests_per_round
+    limit = spec.requests_in(round_number)
     return limit if whole is None else whole if limit is None else min(limit, whole)
 
 
