@@ -75,6 +75,9 @@ def test_a_tier_at_its_cap_gives_up_leaves_before_their_parents(tmp_path: Path) 
             store.clear()
             for seed, length, what in uses:
                 if what == "p":
+                    # A parent that its tier has evicted and only RAM still has is not written again: what is
+                    # stored after it lies there without it until it is evicted too.
+                    drop_ram(store)
                     put(store, chain(length, seed))
                     assert store.flush(20)
                 elif what == "l":

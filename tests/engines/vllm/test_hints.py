@@ -107,8 +107,7 @@ def test_prefetch_brings_up_what_is_in_a_tier_while_the_request_waits(
         engine.add("first", prompt(40, 7), 60)
         engine.step()
         engine.add("waits", tokens, **told(prefetch=True))
-        assert eventually(lambda: store.stats().ram_blocks >= 12)
-        assert store.stats().counters.loaded["disk"] == 10
+        assert eventually(lambda: store.stats().counters.loaded.get("disk", 0) == 10)
         assert "waits" not in engine.finished
         engine.drain()
         engine.check("waits")
