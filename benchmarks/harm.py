@@ -1,6 +1,6 @@
 """Do no harm: TTFT with a throttled tier, against always computing and always loading, in one run.
 
-    python -m benchmarks.harm --page      both engines, into docs/; about 9 minutes, nothing else running
+    python -m benchmarks.harm --page      both engines, into docs/; about 10 minutes, nothing else running
     python -m benchmarks.harm --quick     short prompts, one round: an impression; writes nothing
     python -m benchmarks.harm --engines vllm --tokens 256,1024 --rounds 5 --json FILE
 
@@ -122,7 +122,7 @@ def shared_prefix(arms: Arms) -> list[dict[str, Any]]:
     for name, link in LINKS.items():
         arms.tier.link = link
         for _ in range(LEARNING):
-            arms.ttft(OURS, text)
+            arms.ttft(OURS, arms.prompt(TURNING_TOKENS))
         computed = arms.together(COMPUTE, asked)
         arms.tier.read_keys.clear()
         ours = arms.together(OURS, asked)
