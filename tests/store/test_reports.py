@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.store.support import eventually, make_store
 
-from tiercel.store import Decision, TieredStore, reports
-from tiercel.store.policy import ACTIONS, OUTCOMES
+from tiercel.store import Decision, TieredStore, overview_json, reports
+from tiercel.store.policy import ACTIONS, OUTCOMES, Choice, as_json
 from tiercel.store.reports import Reports
 
 
@@ -82,6 +83,19 @@ def test_d39_numbers_that_cannot_be_are_brought_to_what_can(store: TieredStore) 
     assert (kept.ttft_s, kept.lookup_s, kept.reused_tokens) == (0.0, 0.0, {"ram": 60})
 
 
+def test_what_was_expected_without_end_takes_the_overview_from_nobody(store: TieredStore) -> None:
+    forever = Choice(
+        blocks=2, load_s=math.inf, expected_s=math.nan, recompute_s=-math.inf, meet_from=-1, meet_s=3.5
+    )
+    store.report(decision(choice=forever))
+    assert counted(store, 1)
+    (shown,) = overview_json(store.overview())["decisions"]
+    assert json.loads(json.dumps(shown, allow_nan=False))["expected"] == {
+        "load_blocks": 2, "load_s": 0.0, "first_token_s": 0.0, "load_all_s": 0.0, "meet_from_block": 0,
+        "meet_s": 3.5, "compute_all_s": 0.0,
+    }  # fmt: skip
+
+
 def test_d39_a_fault_in_counting_never_reaches_who_reports(
     store: TieredStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +136,10 @@ def test_the_latest_are_kept_and_no_more() -> None:
 
 numbers = st.integers(-(10**20), 10**20)
 seconds = st.floats()
+choices = st.builds(
+    Choice, blocks=numbers, load_s=seconds, expected_s=seconds, recompute_s=seconds, meet_from=numbers,
+    meet_s=seconds, all_s=seconds,
+)  # fmt: skip
 places = st.dictionaries(st.text(max_size=100), numbers, max_size=50)
 
 
@@ -129,8 +147,8 @@ places = st.dictionaries(st.text(max_size=100), numbers, max_size=50)
 @given(st.lists(st.builds(
     Decision, prompt_tokens=numbers, block_tokens=numbers, reason=st.text(max_size=600), found=places,
     loaded=places, met=places, reused_tokens=places, computed_tokens=numbers, lookup_s=seconds, load_s=seconds,
-    prefill_s=seconds, action=st.sampled_from(ACTIONS), outcome=st.sampled_from(OUTCOMES),
-    ttft_s=st.none() | seconds, saved_s=st.none() | seconds, spent_s=seconds,
+    prefill_s=seconds, choice=st.none() | choices, action=st.sampled_from(ACTIONS),
+    outcome=st.sampled_from(OUTCOMES), ttft_s=st.none() | seconds, saved_s=st.none() | seconds, spent_s=seconds,
 ), max_size=5))  # fmt: skip
 def test_d39_whatever_is_reported_the_totals_only_grow_and_stay_possible(told: list[Decision]) -> None:
     kept = Reports()
@@ -145,5 +163,6 @@ def test_d39_whatever_is_reported_the_totals_only_grow_and_stay_possible(told: l
         assert after.computed_tokens + sum(after.reused_tokens.values()) <= after.prompt_tokens
         assert 0.0 <= after.hit_rate <= 1.0
         assert sum(seen.count for seen in after.ttft.values()) <= after.requests
+        json.dumps(as_json(kept.latest(1)[0]), allow_nan=False)
         assert math.isfinite(after.saved_s + after.spent_s + sum(seen.sum_s for seen in after.ttft.values()))
         before = after

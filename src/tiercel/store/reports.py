@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tiercel.store.figures import TTFT_BOUNDS_S, Histogram, RequestTotals
-from tiercel.store.policy import ACTIONS, ENGINE, OUTCOMES, Decision, DecisionLog
+from tiercel.store.policy import ACTIONS, ENGINE, OUTCOMES, Choice, Decision, DecisionLog
 
 # Places are tiers and the engine; more than this many are somebody's invention, and go by one name.
 _PLACES_MAX = 32
@@ -111,6 +111,7 @@ def _cleaned(one: Decision) -> Decision:
         met=_blocks(one.met),
         reused_tokens=reused,
         computed_tokens=computed,
+        choice=None if one.choice is None else _expected(one.choice),
         lookup_s=_seconds(one.lookup_s),
         load_s=_seconds(one.load_s),
         prefill_s=_seconds(one.prefill_s),
@@ -118,6 +119,19 @@ def _cleaned(one: Decision) -> Decision:
         ttft_s=None if one.ttft_s is None else _seconds(one.ttft_s),
         saved_s=None if one.saved_s is None else _seconds(one.saved_s),
         spent_s=_seconds(one.spent_s),
+    )
+
+
+def _expected(choice: Choice) -> Choice:
+    """JSON knows no infinity: one such figure would take the whole overview from whoever looks."""
+    return Choice(
+        blocks=_tokens(choice.blocks),
+        load_s=_seconds(choice.load_s),
+        expected_s=_seconds(choice.expected_s),
+        recompute_s=_seconds(choice.recompute_s),
+        meet_from=_tokens(choice.meet_from),
+        meet_s=_seconds(choice.meet_s),
+        all_s=_seconds(choice.all_s),
     )
 
 
