@@ -45,7 +45,8 @@ function ask({ title, words, yes, more = [], needsToken, wrong = "" }) {
       end(given);
     };
     $("ask-no").onclick = () => end(null);
-    dialog.onclose = () => end(null);
+    // The event comes late: by then the dialog may be open again, for another question.
+    dialog.onclose = () => { if (!dialog.open) end(null); };
     dialog.showModal();
     if (needsToken) input.focus();
   });
