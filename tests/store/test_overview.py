@@ -119,6 +119,19 @@ def test_the_lock_is_held_for_few_blocks_at_a_time(monkeypatch: pytest.MonkeyPat
         assert [one.blocks for one in store.overview().prefixes] == [{"ram": 7}]
 
 
+def test_what_is_left_of_a_prompt_without_its_beginning_is_no_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_store(slots=40) as store:
+        for seed in (1, 2, 3):
+            assert put(store, chain(7, seed)) == 7
+        whole = [(one.start, one.length) for one in store.overview().prefixes]
+        assert whole == [(0, 7)] * 3, "the control"
+        monkeypatch.setattr(overview, "_LINKS_MAX", 15)
+        seen = store.overview()
+        assert [(one.start, one.length) for one in seen.prefixes] == [(0, 7)] * 2
+        found = {store.chain_of(one.prefix) for one in seen.prefixes}
+        assert found == {chain(7, 3), chain(7, 2)}
+
+
 keys = st.integers(0, 12).map(lambda number: BlockKey(bytes([number]) * 32))
 
 

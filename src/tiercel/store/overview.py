@@ -139,9 +139,17 @@ class Watch:
         self._scopes = self._used()
         with self._store.lock:
             links = dict(self._store.family.latest(_LINKS_MAX))
-        where = self._where({key for parent, after in links.items() for key in (parent, *after)})
+        keys = {key for parent, after in links.items() for key in (parent, *after)}
+        where = self._where(keys - self._cut(links))
         self._prefixes, self._paths = tree(links, where)
         self._looked_s = time.monotonic()
+
+    def _cut(self, links: Links) -> set[BlockKey]:
+        """Blocks that follow nothing here and begin no prompt: of some only the end is among the latest."""
+        followers = {one for after in links.values() for one in after}
+        first = [key for key in links if key not in followers]
+        with self._store.lock:
+            return {key for key in first if not self._store.scopes.begins(key)}
 
     def _used(self) -> tuple[list[ScopeUse], int]:
         store = self._store

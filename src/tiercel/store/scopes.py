@@ -12,9 +12,10 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from tiercel.blocks import TAG_BYTES, Chain
+from tiercel.blocks import TAG_BYTES, BlockKey, Chain
 
 _SCOPES_MAX = 4096
+_BEGINNINGS_MAX = 4096
 _LABEL_CHARS_MAX = 200
 
 
@@ -28,13 +29,19 @@ class ScopeLabel:
 
 
 class Scopes:
-    """Root and description by tag, of the scopes used last."""
+    """Root and description by tag, of the scopes used last, and the blocks that prompts began with lately."""
 
     def __init__(self) -> None:
+        self._beginnings: OrderedDict[BlockKey, None] = OrderedDict()
         self._known: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
 
     def note(self, chain: Chain) -> None:
         """A chain of this scope is used."""
+        if chain.keys:
+            self._beginnings[chain.keys[0]] = None
+            self._beginnings.move_to_end(chain.keys[0])
+            if len(self._beginnings) > _BEGINNINGS_MAX:
+                self._beginnings.popitem(last=False)
         tag = chain.root[:TAG_BYTES]
         if tag in self._known:
             self._known.move_to_end(tag)
@@ -46,6 +53,10 @@ class Scopes:
     def get(self, tag: bytes) -> tuple[bytes, bytes] | None:
         """Root and description of a scope, as its chains have them."""
         return self._known.get(tag)
+
+    def begins(self, key: BlockKey) -> bool:
+        """Whether a prompt used lately began with this block."""
+        return key in self._beginnings
 
 
 def label_of(info: bytes) -> ScopeLabel:
