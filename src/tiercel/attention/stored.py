@@ -1,7 +1,7 @@
 """KV that was stored by a lossy codec and restored: what a tier with that codec gives back, as a policy.
 
-Everything is read, nothing is chosen; the budget means nothing. The block that is coded is the whole context
-of one layer and row, which differs from a tier's blocks only where a codec looks at several tokens at once.
+Everything is read, nothing is chosen; the budget means nothing. As a tier does, it codes whole blocks; what
+is left at the end of the prompt is not stored there and stays exact.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: 
 
 @dataclass(frozen=True, slots=True)
 class Stored(Blind):
-    """The context's keys (post-RoPE) and values after `codec`; tokens that come later are exact.
+    """The keys (post-RoPE) and values of each whole block of `block_tokens` after `codec`; later ones are
+    exact.
 
     On the device they are as large as ever: what gets smaller is what is kept in the tier.
     """
 
     codec: Codec
+    block_tokens: int = 256
     drops: bool = False
 
     @property
@@ -35,18 +37,20 @@ class Stored(Blind):
 
     def prepare(self, context: LayerContext, budget: Tensor, seen: Observer | None) -> Fixed:
         keys, values = context.keys.clone(), context.values.clone()
-        stored = 0
-        for row, real in enumerate(context.real):
-            begin = int(real.shape[0] - real.sum())
-            pair = [context.keys[row, :, begin:], context.values[row, :, begin:]]
-            (keys[row, :, begin:], values[row, :, begin:]), size = self._roundtrip(*pair)
-            stored += size
         keep = context.real[:, None].expand(context.heads_shape)
-        device = float(keep.sum()) * token_bytes(context)
-        return Fixed(keys, values, keep, Bytes(device=device, host=float(stored)))
+        full_bytes = float(keep.sum()) * token_bytes(context)
+        stored_bytes = full_bytes
+        for row, real in enumerate(context.real):
+            end = real.shape[0]
+            begin = end - int(real.sum())
+            for at in range(begin, end - self.block_tokens + 1, self.block_tokens):
+                part = (row, slice(None), slice(at, at + self.block_tokens))
+                keys[part], values[part], saved = self._roundtrip(context.keys[part], context.values[part])
+                stored_bytes -= saved
+        return Fixed(keys, values, keep, Bytes(device=full_bytes, host=stored_bytes))
 
-    def _roundtrip(self, keys: Tensor, values: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
-        """Keys and values [kv_heads, tokens, dim] as they come back, and the bytes they were."""
+    def _roundtrip(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Keys and values [kv_heads, tokens, dim] as they come back, and the bytes that coding saves."""
         if keys.shape != values.shape or keys.dtype not in _DTYPES:
             raise ModelError(
                 f"codec {self.name}: cannot keep keys {tuple(keys.shape)} and values {tuple(values.shape)}"
@@ -59,10 +63,9 @@ class Stored(Blind):
         into = torch.zeros(payload.nbytes, dtype=torch.uint8).numpy()
         size = self.codec.encode(payload.data, into.data, shape)
         if size is None:  # kept as it is
-            return (keys, values), payload.nbytes
+            return keys, values, 0
         back = torch.empty_like(block)
-        restored = back.view(torch.uint8).flatten().numpy().data
-        if not self.codec.decode(into.data[:size], restored, shape):
+        if not self.codec.decode(into.data[:size], back.view(torch.uint8).flatten().numpy().data, shape):
             raise ModelError(f"codec {self.name}: does not read what it wrote")
         both = back[0].to(keys.device)
-        return (both[0], both[1]), size
+        return both[0], both[1], payload.nbytes - size
