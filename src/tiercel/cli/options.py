@@ -40,6 +40,13 @@ def accept_lossy_option(function: F) -> F:
     )(function)
 
 
+def check_consent(config: Config) -> None:
+    """Refuse lossy codecs that nobody accepted before anything is loaded. Raises ConfigError."""
+    from tiercel.codecs.consent import lossy_tiers
+
+    lossy_tiers(config)
+
+
 def log_format_option(function: F) -> F:
     """Add `--log-format` to a command that serves, which gets it as `log_format`."""
     return click.option(

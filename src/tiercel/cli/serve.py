@@ -14,7 +14,13 @@ from pathlib import Path
 
 import click
 
-from tiercel.cli.options import accept_lossy_option, config_options, load_config, log_format_option
+from tiercel.cli.options import (
+    accept_lossy_option,
+    check_consent,
+    config_options,
+    load_config,
+    log_format_option,
+)
 from tiercel.config import Config, parse_seconds
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError, ModelError
@@ -106,6 +112,7 @@ def command(
         if disk is not None and "tiers.0.size: is missing" in str(error):
             raise ConfigError(f"--disk {disk} needs --disk-size; accepted is a size, such as 100GB") from None
         raise
+    check_consent(config)
     if model and model_option:
         raise ConfigError(f"MODEL is {model} and --model is {model_option}; accepted is one of them")
     _check_name(name)

@@ -12,7 +12,7 @@ rounded to 0..15:
 
 and half a step of the KV dtype on top. No tokens are kept apart: a block at rest is never the end of a prompt
 (that is computed), and the first tokens, which attention leans on, are too few to matter
-(`docs/decisions/int4.md`).
+(`docs/decisions/codecs.md`).
 """
 
 from __future__ import annotations

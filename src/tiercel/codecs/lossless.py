@@ -4,7 +4,7 @@
 
 Plane `k` holds the bytes k, k + stride, ...: sign and exponent of all numbers together, mantissas together. A
 plane as long as it was is stored as it is. Exponents of KV are few, but stand in no order: entropy coding is
-all there is to gain (`docs/decisions/lossless.md`), so zstd is told not to search for repetitions. Works on
+all there is to gain (`docs/decisions/codecs.md`), so zstd is told not to search for repetitions. Works on
 any bytes: the stride is the one that pays best on a sample.
 """
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tiercel.blocks import HEADER_BYTES
+from tiercel.codecs.consent import lossy_tiers
 from tiercel.config import Config, human_bytes
 from tiercel.errors import DaemonError, TiercelError
 from tiercel.service import wire
@@ -37,9 +38,14 @@ _SOCKET_PATH_BYTES_MAX = 107
 
 
 class Daemon:
-    """Serves `config`'s store on a Unix socket. Raises DaemonError when the socket cannot be had."""
+    """Serves `config`'s store on a Unix socket.
+
+    Raises DaemonError when the socket cannot be had, ConfigError for a lossy codec that nobody accepted.
+    """
 
     def __init__(self, config: Config, path: Path) -> None:
+        # The store opens when the first engine comes: too late to be refused.
+        lossy_tiers(config)
         self.path = path
         self._config = dataclasses.replace(config, ram=dataclasses.replace(config.ram, kind="shared"))
         self._listener = _listen(path)

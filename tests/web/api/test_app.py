@@ -67,6 +67,14 @@ def test_another_model_is_not_found(make_stub: Callable[..., Stub]) -> None:
     assert stub.client.get(f"/v1/models/{NAME}").json()["id"] == NAME
 
 
+def test_the_model_says_whether_what_is_reused_is_exact(make_stub: Callable[..., Stub]) -> None:
+    def told(**facts: object) -> object:
+        return make_stub(**facts).client.get(f"/v1/models/{NAME}").json()["tiercel"]
+
+    assert told() == {"exact": True, "lossy": []}
+    assert told(lossy=("int8",)) == {"exact": False, "lossy": ["int8"]}
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_refused(make_stub: Callable[..., Stub], chunked: bool) -> None:
     stub = make_stub(ServeConfig(max_body_bytes=1024))

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from tiercel.config import Config
 from tiercel.engines.transformers.engine import TransformersEngine
+from tiercel.errors import EngineError
 from tiercel.store import TieredStore, open_store
 
 
 def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngine, TieredStore]:
     """Load a model and open the store that `config` describes, with slots of that model's block size.
 
-    The caller closes the store. Raises ModelError, MemoryLimitError or TierError.
+    The caller closes the store. Raises ModelError, MemoryLimitError or TierError, and for a lossy codec that
+    does not go with the model or was not accepted EngineError or ConfigError.
     """
     engine = TransformersEngine(
         model_dir,
@@ -23,5 +25,9 @@ def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngi
         load_always=config.store.load == "always",
     )
     store = open_store(config, engine.layout.payload_bytes)
-    engine.attach(store)
+    try:
+        engine.attach(store)
+    except EngineError:
+        store.close()
+        raise
     return engine, store

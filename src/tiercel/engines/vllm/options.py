@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tiercel.codecs.consent import lossy_tiers
 from tiercel.config import Config
 from tiercel.errors import ConfigError
 
@@ -14,14 +15,17 @@ def read_options(extra: Mapping[str, object]) -> Config:
     """Load the configuration of a connector: `{"ram.size": "4GiB"}` or `{"ram": {"size": "4GiB"}}`.
 
     `config` names a TOML file. Environment variables count as everywhere; options override them.
-    Raises ConfigError with the nearest setting for one that does not exist.
+    Raises ConfigError with the nearest setting for one that does not exist, and for a lossy codec that nobody
+    accepted.
     """
     options = dict(_flat(extra))
     file = options.pop(_FILE, None)
     if file is not None and not isinstance(file, str):
         raise ConfigError(f"kv_connector_extra_config: {_FILE}: {file!r} is not a path")
     try:
-        return Config.load(file, overrides=options)
+        config = Config.load(file, overrides=options)
+        lossy_tiers(config)
+        return config
     except ConfigError as fault:
         raise ConfigError(f"kv_connector_extra_config: {str(fault).removeprefix('flag: ')}") from None
 

@@ -98,8 +98,7 @@ class Loaded:
 def load(model_dir: Path, config: Config, name: str | None = None) -> Loaded:
     """Load the model and open the store that `config` describes for its blocks. Blocks.
 
-    `name` is what the model is called in the API (None: as its folder). Raises ModelError, TierError,
-    MemoryLimitError.
+    `name` is what the model is called in the API (None: as its folder). Raises as `open_engine` does.
     """
     engine, store = open_engine(model_dir, config)
     model = engine.model

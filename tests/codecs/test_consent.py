@@ -1,0 +1,126 @@
+"""Lossy codecs start only when somebody agreed: by saying so, or by naming a report that judges them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tiercel.cli import run
+from tiercel.codecs import LOSSY, LossyTiers
+from tiercel.codecs.consent import lossy_tiers
+from tiercel.config import Config, TierConfig
+from tiercel.engines.vllm.options import read_options
+from tiercel.errors import ConfigError
+from tiercel.service import Daemon
+from tiercel.store import open_store
+
+
+def config(tmp_path: Path, codecs: list[str], accept: str | None = None) -> Config:
+    given: dict[str, object] = {"ram.size": "8MiB"}
+    for number, codec in enumerate(codecs):
+        given |= {
+            f"tiers.{number}.path": str(tmp_path / f"tier{number}"),
+            f"tiers.{number}.size": "64MiB",
+            f"tiers.{number}.codec": codec,
+        }
+    return Config.load(None, {}, given | ({"store.accept_lossy": accept} if accept else {}))
+
+
+def report(tmp_path: Path, **more: object) -> str:
+    rows = [{"policy": "int8", "task": "text", "kl": 0.001}, {"policy": "quest", "kl": 0.2}, "nonsense"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"model": "SmolLM2", "rows": rows} | more))
+    return str(path)
+
+
+def refusal(made: Config) -> str:
+    with pytest.raises(ConfigError) as caught:
+        lossy_tiers(made)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_setting_knows_exactly_the_codecs_there_are() -> None:
+    (setting,) = [one.metadata["setting"] for one in fields(TierConfig) if one.name == "codec"]
+    assert set(setting.choices) == {"none", "lossless", *LOSSY}
+
+
+def test_exact_tiers_need_nobodys_consent(tmp_path: Path) -> None:
+    assert lossy_tiers(config(tmp_path, ["none", "lossless"])) == LossyTiers()
+
+
+@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("accept", [None, "no", "false"])
+def test_a_lossy_tier_is_refused_by_name_until_it_is_accepted(
+    tmp_path: Path, name: str, accept: str | None
+) -> None:
+    said = refusal(config(tmp_path, ["lossless", name], accept))
+    assert f"tiers.1.codec = {name} changes answers" in said
+    assert "accepted: --accept-lossy" in said
+    assert lossy_tiers(config(tmp_path, ["lossless", name], "yes")) == LossyTiers((name,))
+
+
+def test_no_store_opens_without_consent_and_nothing_is_made_on_disk(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="changes answers"):
+        open_store(config(tmp_path, ["int4"]), 1 << 20)
+    assert not (tmp_path / "tier0").exists()
+    with open_store(config(tmp_path, ["int4", "int8"], "yes"), 1 << 20) as store:
+        assert store.lossy == LossyTiers(("int4", "int8"))
+        assert store.stats().lossy == ("int4", "int8")
+
+
+def test_a_report_is_consent_for_its_model_and_the_codecs_it_judges(tmp_path: Path) -> None:
+    assert lossy_tiers(config(tmp_path, ["int8"], report(tmp_path))) == LossyTiers(("int8",), ("SmolLM2",))
+    told = lossy_tiers(config(tmp_path, ["int8"], report(tmp_path, revision="abc")))
+    assert told.models == ("SmolLM2@abc",)
+    assert "says nothing of codec 'int4'" in refusal(config(tmp_path, ["int8", "int4"], report(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is not JSON"), ("[]", "names no model"), ('{"model": 3}', "names no model"), ("\xff", "JSON")],
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "r.json").write_bytes(text.encode("latin-1"))
+    assert words in refusal(config(tmp_path, ["int8"], str(tmp_path / "r.json")))
+    assert "No such file" in refusal(config(tmp_path, ["int8"], str(tmp_path / "missing.json")))
+
+
+def test_a_report_without_rows_judges_nothing(tmp_path: Path) -> None:
+    assert "says nothing" in refusal(config(tmp_path, ["int8"], report(tmp_path, rows={"policy": "int8"})))
+
+
+@pytest.mark.parametrize("command", [["serve"], ["daemon", "--socket", "SOCKET"]])
+def test_commands_refuse_in_one_line_before_they_load_or_listen(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    socket = str(tmp_path / "s")
+    words = [socket if word == "SOCKET" else word for word in command]
+    for key, value in {"path": tmp_path / "cache", "size": "64MiB", "codec": "int4"}.items():
+        words += ["--set", f"tiers.0.{key}={value}"]
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tiercel: error: tiers.0.codec = int4 changes answers")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_daemon_with_consent_listens(tmp_path: Path) -> None:
+    made = config(tmp_path, ["int8"], "yes")
+    daemon = Daemon(made, tmp_path / "s")
+    assert (tmp_path / "s").exists()
+    daemon.close()
+    with pytest.raises(ConfigError, match="changes answers"):
+        Daemon(config(tmp_path, ["int8"]), tmp_path / "s2")
+
+
+def test_vllms_connector_refuses_too() -> None:
+    extra: dict[str, object] = {"tiers": [{"path": "cache", "size": "64MiB", "codec": "int8"}]}
+    with pytest.raises(
+        ConfigError, match=r"kv_connector_extra_config: tiers\.0\.codec = int8 changes answers"
+    ):
+        read_options(extra)
+    read_options(extra | {"store.accept_lossy": "yes"})
