@@ -16,6 +16,7 @@ from tests.store.support import (
     chain,
     disk,
     drop_ram,
+    eventually,
     get,
     make_store,
     put,
@@ -91,7 +92,10 @@ def test_faults_and_decisions_are_shown(tmp_path: Path) -> None:
         (fault,) = store.overview().faults
         assert (fault.tier, fault.kind) == ("disk", "read")
         assert "Denied: denied" in fault.text
-        assert fault.count == store.stats().tiers[0].counters.failed > 0
+        # Reads that nobody waits for any more may fail between two looks.
+        assert eventually(
+            lambda: store.overview().faults[0].count == store.stats().tiers[0].counters.failed > 0
+        )
         assert abs(fault.at_s - time.time()) < 60
         store.reports.add(Decision(prompt_tokens=3, block_tokens=2, reason="short", done=True))
         seen = overview_json(store.overview())
