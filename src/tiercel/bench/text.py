@@ -146,11 +146,11 @@ def spreads_text(spreads: Sequence[Spread]) -> tuple[str, ...]:
 
 def seconds_text(seconds: float) -> str:
     """One time in a fitting unit."""
-    return f"{_figure(seconds)} s" if seconds >= 1 else f"{_figure(seconds * 1000)} ms"
+    return f"{_figure(seconds)} s" if seconds >= 1 or not seconds else f"{_figure(seconds * 1000)} ms"
 
 
 def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 or not value else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _answered(one: Summary) -> str:

@@ -37,6 +37,8 @@ from tiercel.web.listening import bind
 
 HOST = "127.0.0.1"
 _GRACE_S = 20.0
+# Of a RAM tier that is to be small: enough to load through.
+_RESERVED = 2
 _LAST_LINE_BYTES = 4096
 _CommandAt = Callable[[int], Sequence[str]]
 
@@ -162,7 +164,8 @@ class Servers:
             )
             return config
         need = int((spec.sessions or 1) * spec.tokens_longest * token_bytes)
-        ram = RamConfig(size_bytes=max(need // 2, self._slots(config, 8)), kind=config.ram.kind)
+        least = self._slots(config, _RESERVED + 2)
+        ram = RamConfig(size_bytes=max(need // 2, least), kind=config.ram.kind, reserved_slots=_RESERVED)
         # Not in the temporary directory, which is memory on many hosts.
         self._blocks = Path(tempfile.mkdtemp(prefix="bench-", dir=writable_cache_dir()))
         disk = TierConfig(path=self._blocks, size_bytes=4 * need * spec.rounds + 64 * MIB)
