@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,9 +43,9 @@ def _logging_as_it_was() -> Iterator[None]:
     """A test that sets up logging, as servers and engines do, does not decide what later ones see."""
     loggers = (logging.getLogger(), logging.getLogger("tiercel"))
     before = [(one, one.level, list(one.handlers), list(one.filters)) for one in loggers]
-    exceptions = logging.raiseExceptions
+    exceptions, thread_ended = logging.raiseExceptions, threading.excepthook
     yield
-    logging.raiseExceptions = exceptions
+    logging.raiseExceptions, threading.excepthook = exceptions, thread_ended
     for one, level, handlers, filters in before:
         one.setLevel(level)
         one.handlers[:], one.filters[:] = handlers, filters

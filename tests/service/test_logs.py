@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -63,6 +65,40 @@ def test_a_warning_of_a_kind_comes_once_and_says_later_how_many_there_were(
         "tiercel: process 0 was turned away",
         "tiercel: process 77 was turned away (49 more of this kind before)",
     ]
+
+
+def test_neither_the_event_loop_nor_a_thread_that_ends_tells_what_a_fault_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(logs.sys, "stderr", stream)
+    logs.set_up("json")
+
+    def failing(*_: object) -> None:
+        raise ValueError(SECRET)
+
+    async def fire_and_forget() -> None:
+        async def fail() -> None:
+            failing()
+
+        asyncio.get_running_loop().call_soon(failing, SECRET)
+        task = asyncio.create_task(fail())
+        while not task.done():
+            await asyncio.sleep(0)
+        del task
+        gc.collect()
+
+    asyncio.run(fire_and_forget())
+    thread = threading.Thread(target=failing)
+    thread.start()
+    thread.join()
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    told = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert [one.partition(": ValueError at ")[0] for one in told] == [
+        "a fault in the event loop", "a fault in the event loop", "a thread ended",
+    ]  # fmt: skip
+    assert SECRET not in stream.getvalue()
 
 
 def test_kinds_are_bounded(logger: logging.Logger) -> None:

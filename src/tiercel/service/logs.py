@@ -44,9 +44,17 @@ def set_up(form: str, loud: tuple[str, ...] = ()) -> None:
     handler.addFilter(Limiter())
     # A record that cannot be written would be printed with its arguments.
     logging.raiseExceptions = False
+    # Python's own would print the traceback with the exception's words.
+    threading.excepthook = _thread_ended
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in loud:
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        place = place_of(ended.exc_value)
+        logging.getLogger("tiercel").error("a thread ended: %s", place, extra={"kind": place})
 
 
 def limit_faults() -> None:
@@ -117,6 +125,9 @@ def _message(record: logging.LogRecord) -> str:
 def _told(record: logging.LogRecord) -> str:
     message = _message(record)
     fault = record.exc_info[1] if record.exc_info else None
+    if fault is not None and record.name == "asyncio":
+        # It shows the fault itself, and what the callback was called with.
+        message = "a fault in the event loop"
     return message if fault is None else f"{message.strip()}: {place_of(fault)}"
 
 
