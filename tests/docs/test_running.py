@@ -40,6 +40,7 @@ PARSED = {
     "top": "test_top_as_the_pages_call_it, tests/cli",
     "doctor": "tests/cli runs it",
     "bench": "tests/bench runs it",
+    "eval": "tests/eval runs it, with a model",
     "serve": "with the demo model: test_quickstart; with vLLM: its commands are printed here",
 }
 # The shape of Llama 3.1 8B.
