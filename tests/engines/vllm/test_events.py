@@ -180,3 +180,26 @@ def test_what_is_forgotten_or_lost_is_taken_back() -> None:
     assert list(ledger.happened([Event(False, key(1, 0), "ram")])) == []
     assert list(ledger.lost()) == [Change(False, described(2), "ram")]
     assert list(ledger.lost()) == []
+
+
+def test_told_again_a_block_comes_after_the_one_before_it() -> None:
+    """Two prompts that begin alike: the one asked for last has moved their beginning to the end."""
+    ledger = Ledger(1)
+    chain = {1: None, 2: 1, 3: 2, 4: 1}
+    blocks = {
+        number: Described(bytes([number]), None if parent is None else bytes([parent]), [number])
+        for number, parent in chain.items()
+    }
+    for number in (1, 2, 3, 1, 4):
+        list(ledger.note((key(number, 0),), blocks[number]))
+    for number in (3, 1, 4):
+        list(ledger.happened([Event(True, key(number, 0), "ram")]))
+    list(ledger.happened([Event(True, key(1, 0), "disk")]))
+    told = list(ledger.again())
+    seen = [change.block.block_hash[0] for change in told if change.stored]
+    assert sorted(seen) == [1, 1, 3, 4]
+    assert seen.index(1) == 0
+    # Taken back before it is told, each time.
+    assert [(c.stored, c.block, c.place) for c in told[1::2]] == [(True, c.block, c.place) for c in told[::2]]
+    assert not any(c.stored for c in told[::2])
+    assert list(ledger.happened([Event(False, key(3, 0), "ram")])) == [Change(False, blocks[3], "ram")]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.distributed.kv_events import MEDIUM_CPU, AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     generate_block_hash_extra_keys,
@@ -30,6 +30,7 @@ from tiercel.store import Event, Store
 from tiercel.store.figures import RAM
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
 _POLL_S = 0.1
@@ -60,6 +61,8 @@ class EventSource:
         self._seen: deque[_Seen] = deque(maxlen=_WAITING_MAX)
         self._ready: deque[KVCacheEvent] = deque()
         self._expecting_until_s = 0.0
+        self._cleared: AllBlocksCleared | None = None
+        self._tell_again = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tiercel-events", daemon=True)
 
@@ -76,6 +79,17 @@ class EventSource:
             blocks = [self._describe(request, hashes, block) for block in range(start, stop)]
             self._seen.append(_Seen(request.request_id, hashes, owner, start, blocks, found))
             self._expecting_until_s = time.monotonic() + _NEWS_S
+
+    def look(self, pool: BlockPool) -> None:
+        """Notice that vLLM is about to say that its own cache is empty.
+
+        It says so without naming a medium, and routers forget what lies in our tiers as well.
+        """
+        for event in pool.kv_event_queue:
+            if isinstance(event, AllBlocksCleared) and event is not self._cleared:
+                self._cleared = event
+                self._tell_again.set()
+                self._expecting_until_s = time.monotonic() + _NEWS_S
 
     def waiting(self) -> bool:
         """Whether a step is needed, or soon will be, to publish what happened."""
@@ -117,6 +131,9 @@ class EventSource:
                 ledger = Ledger(len(names))
             while self._seen:
                 self._learn(ledger, names, self._seen.popleft())
+            if self._tell_again.is_set():
+                self._tell_again.clear()
+                self._publish(ledger.again())
             next_number = self._poll(ledger, next_number)
 
     def _poll(self, ledger: Ledger, after: int) -> int:

@@ -89,5 +89,22 @@ class Ledger:
             yield from (Change(False, row.block, place) for place in self._whole(row))
             row.places.clear()
 
+    def again(self) -> Iterator[Change]:
+        """All that was told and still holds, for who has forgotten it; a block after the one before it.
+
+        Each is taken back first: who has not forgotten it, and counts, counts it once.
+        """
+        waiting = {row.block.block_hash: row for row in self._rows.values()}
+        while waiting:
+            chain = [next(iter(waiting.values()))]
+            while (before := waiting.get(chain[-1].block.parent_hash or b"")) is not None:
+                chain.append(before)
+                del waiting[before.block.block_hash]
+            waiting.pop(chain[0].block.block_hash, None)
+            for row in reversed(chain):
+                for place in self._whole(row):
+                    yield Change(False, row.block, place)
+                    yield Change(True, row.block, place)
+
     def _whole(self, row: _Row) -> list[str]:
         return [place for place, there in row.places.items() if len(there) == self._shards]

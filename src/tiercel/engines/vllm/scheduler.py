@@ -212,6 +212,7 @@ class SchedulerSide:
     def step(self, output: SchedulerOutput) -> Step:
         """The work that goes with this step: loads accepted since the last, saves of what it completes."""
         saves: list[SaveJob] = []
+        self._look()
         self._begin(output)
         self._accounts.scheduled(output.num_scheduled_tokens)
         state = output.kv_connector_block_state
@@ -244,6 +245,7 @@ class SchedulerSide:
 
     def ended(self, loaded: Iterable[str] = ()) -> None:
         """The results of a step are in, and these loads are over."""
+        self._look()
         self._pace.ended(time.monotonic())
         self._accounts.ended(loaded)
 
@@ -283,6 +285,10 @@ class SchedulerSide:
                 tracked.void_at = tracked.request.num_preemptions
 
     # Inner workings.
+
+    def _look(self) -> None:
+        if self._events is not None and self._pool is not None:
+            self._events.look(self._pool)
 
     def _begin(self, output: SchedulerOutput) -> None:
         """Watch a step that does nothing but compute one prompt: that is how prefill is priced."""
