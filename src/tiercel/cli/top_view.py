@@ -104,14 +104,15 @@ def _tiers(stats: Told, before: Told | None, width: int, at_s: float) -> list[Te
     ]
     for tier in stats["tiers"]:
         counters = tier["counters"]
-        told = [
+        read, written = (
             _flow(counters[name], old.get(tier["name"], {}).get(name), spent_s)
             for name in ("read_bytes", "written_bytes")
-        ]
+        )
         drawn = _bar(tier["used_bytes"], tier["cap_bytes"], bar)
         if tier["breaker"] != "closed":
             drawn = Text(f"breaker {tier['breaker']}"[: bar - 1].ljust(bar), style="bold red")
-        row = _tier(tier["name"], drawn, tier["used_bytes"], tier["cap_bytes"], tier["blocks"], *told, bar)
+        held = tier["used_bytes"], tier["cap_bytes"], tier["blocks"]
+        row = _tier(tier["name"], drawn, *held, read, written, bar)
         if tier["pending_writes"] or tier.get("pending_reads"):
             row.append(f"  {tier['pending_writes']} to write, {tier.get('pending_reads', 0)} to read")
         rows.append(row)
