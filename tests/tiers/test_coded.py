@@ -31,6 +31,9 @@ from tiercel.codecs import LOSSY, BlockShape, LossyTiers, Mark, codec_named, cod
 from tiercel.config import Config, TierConfig
 from tiercel.errors import EngineError
 from tiercel.store import open_store
+from tiercel.store.copying import copy
+from tiercel.store.inspect import CachePlace
+from tiercel.store.scopes import label_of
 from tiercel.testing.conformance import TierContract
 from tiercel.testing.records import buffer, identity
 from tiercel.tiers import Fate, FilesTier, Outcome, Tier
@@ -413,3 +416,33 @@ def test_no_lossy_tier_changes_no_name_and_a_judged_model_is_marked() -> None:
     assert mark == Mark(("int8",), SHAPE)
     for text in (None, "", "int8", "int9 bfloat16:64", "int8 bfloat16:64 ", 3, "+ bfloat16:64"):
         assert Mark.parse(text) is None
+
+
+# Tools that look at a place from outside.
+
+
+def test_tools_see_sound_records_name_the_codec_and_know_a_tenants_marked_scope(tmp_path: Path) -> None:
+    scope = Scope(lossy("int8"), salt="s3cret")
+    chain = scope.chain(range(2 * scope.identity.block_tokens))
+    tier = coded(FilesTier(tmp_path / "cache"), LOSSY["int8"])
+    tier.write(list(chain.keys), [block(chain, 0), block(chain, 1, seed=2)])
+    place = CachePlace.directory(tmp_path / "cache")
+    report = place.verify(repair=True)
+    assert (report.checked, report.bad) == (2, [])
+    (row,) = place.scopes()
+    assert row.info["lossy"] == f"int8 {SHAPE}"
+    assert row.has_salt("s3cret")
+    assert not row.has_salt("guess")
+    assert label_of(scope.info).model == "model (int8)"
+    assert label_of(Scope(exact()).info).model == "model", "the control"
+
+
+def test_records_are_copied_as_they_lie_and_read_from_the_copy(tmp_path: Path) -> None:
+    chain = chain_of(lossy("int4"))
+    source = FilesTier(tmp_path / "from")
+    coded(source, LOSSY["int4"]).write([chain.keys[0]], [block(chain)])
+    target = FilesTier(tmp_path / "to")
+    told = copy(CachePlace(source, "from"), CachePlace(target, "to"))
+    assert (told.copied, told.bad) == (1, 0)
+    assert bytes(at_rest(target, chain)) == bytes(at_rest(source, chain))
+    assert read(coded(target, None), chain)[0].fate is Fate.OK

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -282,12 +282,17 @@ def _total(rows: Sequence[ScopeRow]) -> str:
     return f"{blocks:,} blocks in {scopes}, {human_bytes(size)}" if rows else "empty"
 
 
+def _kept(info: Mapping[str, str | int]) -> str:
+    """How blocks are kept that may come back changed."""
+    return f" as {str(info['lossy']).partition(' ')[0]}" if "lossy" in info else ""
+
+
 def _cells(row: ScopeRow, now_s: float) -> tuple[str, ...]:
     info = row.info
     return (
         _clean(str(info.get("model", "unknown"))),
         _clean(str(info.get("revision", "-")))[:_SHORT_CHARS],
-        _clean(str(info.get("kv_dtype", "-"))),
+        _clean(str(info.get("kv_dtype", "-")) + _kept(info)),
         _clean(str(info.get("layout", "-"))),
         _clean(str(info.get("salt", "-"))),
         _clean(str(info.get("adapter", "-")))[:_SHORT_CHARS],

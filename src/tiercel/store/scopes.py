@@ -21,7 +21,10 @@ _LABEL_CHARS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class ScopeLabel:
-    """A scope in words, each empty where nothing is known: before it was used, or without adapter or salt."""
+    """A scope in words, each empty where nothing is known: before it was used, or without adapter or salt.
+
+    Blocks that may come back nearly equal are those of a `model (codec)`.
+    """
 
     model: str = ""
     adapter: str = ""
@@ -67,4 +70,6 @@ def label_of(info: bytes) -> ScopeLabel:
         return ScopeLabel()
     if not isinstance(told, dict):
         return ScopeLabel()
+    if isinstance(lossy := told.get("lossy"), str):
+        told["model"] = f"{told.get('model', '')} ({lossy.partition(' ')[0]})"
     return ScopeLabel(*(str(told.get(name, ""))[:_LABEL_CHARS_MAX] for name in ("model", "adapter", "salt")))
