@@ -1,4 +1,4 @@
-"""Each policy against its reference: the same tokens, the same outputs, whatever the shape, and never a NaN."""
+"""Each policy against its reference: the same tokens and outputs, whatever the shape, and never a NaN."""
 
 from __future__ import annotations
 

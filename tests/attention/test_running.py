@@ -29,7 +29,7 @@ def llama(kv_heads: int) -> Any:
 
 
 def hybrid() -> Any:
-    """Sliding and full layers in turn, a sliding one last: the kind that trips who counts layers by number."""
+    """Sliding and full layers in turn, a sliding one last: it trips who counts layers by number."""
     torch.manual_seed(2)
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     config = Gemma3TextConfig(

@@ -21,8 +21,10 @@ _T_MANY = 1.96
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The 95 % interval of the mean of one value per seed; (None, None) for a single one."""
-    if len(values) < 2:
+    """The 95 % interval of the mean of one value per seed; (None, None) for a single one, or where one is
+    none.
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
         return None, None
     freedom = len(values) - 1
     half = (_T[freedom - 1] if freedom <= len(_T) else _T_MANY) * stdev(values) / math.sqrt(len(values))

@@ -21,6 +21,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _OWN_STYLE = """
 .problem{color:#b3261e;font-weight:600}
 .frontier{stroke:var(--soft);stroke-width:1.4;stroke-dasharray:5 4}
+ul.gates{margin:.2rem 0 1rem}
+.label{paint-order:stroke;stroke:var(--card);stroke-width:4px}
 .legend.marks svg{width:16px;height:16px}
 table.verdicts td{white-space:normal;text-align:left;vertical-align:top}
 table.verdicts td:first-child{white-space:nowrap;font-weight:600}
@@ -48,7 +50,8 @@ def write_page(path: Path, report: Report) -> None:
 
 def page_html(report: Report) -> str:
     """Return the page's text."""
-    failed = "".join(f'<p class="problem">Gate: {escape(one)}</p>' for one in report.failed)
+    gates = "".join(f"<li>{escape(one)}</li>" for one in report.failed)
+    failed = f'<p class="problem">Gates that do not hold:</p><ul class="gates">{gates}</ul>' if gates else ""
     cards = "".join(
         f'<section class="wide"><h2>{escape(chart.title)}</h2>{scatter_svg(chart)}{scatter_legend(chart)}'
         f'<p class="note">{escape(note)}</p></section>'

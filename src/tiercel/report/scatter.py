@@ -163,7 +163,8 @@ def _labels(points: Sequence[Point], places: Sequence[tuple[float, float]]) -> l
             parts.append(
                 f'<line class="grid" x1="{x + 5:.1f}" y1="{y:.1f}" x2="{left:.1f}" y2="{wanted - 4:.1f}"/>'
             )
-        parts.append(_text(left + 1, wanted, points[i].label, "start"))
+        label = _text(left + 1, wanted, points[i].label, "start")
+        parts.append(label.replace("<text", '<text class="label"', 1))
     return parts
 
 
