@@ -4,15 +4,19 @@ on.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiercel.cli.progress import ProgressLine
+from tiercel.config import parse_seconds
+from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -50,6 +54,14 @@ _TASKS = "json-records,kv-list,needle,text-nll"
 )
 @click.option("--json", "json_file", type=_FILE, help="Write the report to this file.")
 @click.option("--html", "html_file", type=_FILE, help="Write the report as a page with plots.")
+@click.option("--url", help="Judge the server there instead: its answers against those of --baseline-url.")
+@click.option("--baseline-url", help="With --url: the same model without the lossy setting.")
+@click.option(
+    "--name", help="With --url: the model's name in the API [default: the first each server lists]."
+)
+@click.option(
+    "--deadline", metavar="TIME", default="5m", show_default=True, help="Of one request to a server."
+)
 @click.option("--max-kl", type=click.FloatRange(0), help="Fail if any policy's KL on any task is above this.")
 @click.option(
     "--min-accuracy-drop", type=click.FloatRange(0, 1), help="Fail where accuracy falls by this much or more."
@@ -57,6 +69,7 @@ _TASKS = "json-records,kv-list,needle,text-nll"
 def command(
     model: Path | None, policies: str, tasks: str, task_files: tuple[Path, ...], budgets: str, seeds: str,
     dtype: str, texts: Path | None, json_file: Path | None, html_file: Path | None,
+    url: str | None, baseline_url: str | None, name: str | None, deadline: str,
     max_kl: float | None, min_accuracy_drop: float | None,
 ) -> int:  # fmt: skip
     """Judge policies on the model in folder MODEL [default: the demo model].
@@ -68,6 +81,7 @@ def command(
     tiercel eval
     tiercel eval MODEL --policies all --tasks all --html report.html
     tiercel eval MODEL --policies landmark --budget 0.1,0.25 --max-kl 0.05
+    tiercel eval --url http://a:8000 --baseline-url http://b:8000 --min-accuracy-drop 0.05
     """
     from tiercel.eval.own import own_task
     from tiercel.eval.tasks import TASKS, tasks_named
@@ -78,7 +92,16 @@ def command(
         raise ConfigError("--tasks: names none, and there is no --task-file; accepted: one or more")
     _check_writable(json_file, "--json")
     _check_writable(html_file, "--html")
-    report = _judged(model, policies, chosen, shares, numbers, dtype, texts, max_kl, min_accuracy_drop)
+    if url is None and baseline_url is None:
+        report = _judged(model, policies, chosen, shares, numbers, dtype, texts, max_kl, min_accuracy_drop)
+    elif url is None or baseline_url is None:
+        raise ConfigError("--url and --baseline-url: only one is given; accepted: both, or none")
+    elif model is not None or max_kl is not None:
+        raise ConfigError("--url: servers tell no probabilities; accepted: without MODEL and --max-kl")
+    else:
+        report = _compared(
+            (url, baseline_url), name, parse_seconds(deadline), chosen, numbers, texts, min_accuracy_drop
+        )
     if json_file is not None:
         _write(json_file, report.to_json())
     if html_file is not None:
@@ -94,14 +117,10 @@ def _judged(
     dtype: str, texts: Path | None, max_kl: float | None, min_accuracy_drop: float | None,
 ) -> Report:  # fmt: skip
     """Load the model, run everything, and say what it comes to."""
-    from datetime import UTC, datetime
-
-    from tiercel import __version__
     from tiercel.attention.registry import POLICIES, policies_named
     from tiercel.attention.running import TeacherForced
     from tiercel.bench.texts import Texts, find_texts
     from tiercel.engines.transformers.model import load_model
-    from tiercel.eval.results import FORMAT, Report
     from tiercel.eval.run import Judged, evaluate
     from tiercel.eval.verdict import gates, verdicts
     from tiercel.models import demo_model_dir
@@ -120,11 +139,7 @@ def _judged(
         chosen, budgets, tasks, seeds, filler, lambda task, seed: line.show(f"{task}, text {seed}"),
     )  # fmt: skip
     line.end()
-    return Report(
-        format=FORMAT,
-        version=__version__,
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["tiercel", *sys.argv[1:]]),
+    return _report(
         model=loaded.name,
         revision=loaded.revision,
         dtype=str(loaded.dtype).removeprefix("torch."),
@@ -136,13 +151,58 @@ def _judged(
     )
 
 
+def _compared(
+    urls: tuple[str, str], name: str | None, deadline_s: float, tasks: Sequence[Task], seeds: Sequence[int],
+    texts: Path | None, min_accuracy_drop: float | None,
+) -> Report:  # fmt: skip
+    """Ask two servers, and say what it comes to."""
+    if find_spec("httpx") is None:
+        raise ConfigError("eval --url: httpx not installed; accepted: pip install 'tiercel[bench]'")
+    from tiercel.bench.client import checked_url
+    from tiercel.bench.texts import Texts, find_texts
+    from tiercel.eval.endpoints import Endpoint, compare_endpoints
+    from tiercel.eval.verdict import endpoint_gates
+    from tiercel.report.machine import machine_facts
+
+    checked = [checked_url(flag, url) for flag, url in zip(("--url", "--baseline-url"), urls, strict=True)]
+    key = os.environ.get(API_KEY_VARIABLE)
+    line = ProgressLine()
+    with (
+        Endpoint(checked[0], name, key, deadline_s) as server,
+        Endpoint(checked[1], name, key, deadline_s) as baseline,
+    ):
+        rows = compare_endpoints(
+            server, baseline, tasks, seeds, Texts(find_texts(texts)).piece,
+            lambda task, seed: line.show(f"{task}, text {seed}"),
+        )  # fmt: skip
+    line.end()
+    return _report(
+        model=f"{server.model} at {checked[0]}, against {checked[1]}", revision="", dtype="",
+        seeds=list(seeds), facts=machine_facts(()), rows=[], verdicts={},
+        failed=endpoint_gates(rows, min_accuracy_drop), endpoints=rows,
+    )  # fmt: skip
+
+
+def _report(**parts: Any) -> Report:
+    """A report of now, by this command."""
+    from datetime import UTC, datetime
+
+    from tiercel import __version__
+    from tiercel.eval.results import FORMAT, Report
+
+    return Report(
+        format=FORMAT, version=__version__, when=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["tiercel", *sys.argv[1:]]), **parts,
+    )  # fmt: skip
+
+
 def _show(report: Report) -> None:
     """The tables and verdicts on stdout."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from tiercel.eval.page import COLUMNS, cells_of
+    from tiercel.eval.page import COLUMNS, ENDPOINT_COLUMNS, cells_of, endpoint_cells
 
     console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
     for task in dict.fromkeys(row.task for row in report.rows):
@@ -155,10 +215,17 @@ def _show(report: Report) -> None:
             table.add_row(*(Text(cell) for cell in cells_of(row)))
         console.print(table)
         console.print()
+    if report.endpoints:
+        table = Table(box=None, pad_edge=False)
+        for number, name in enumerate(ENDPOINT_COLUMNS):
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        for one in report.endpoints:
+            table.add_row(*(Text(cell) for cell in endpoint_cells(one)))
+        console.print(table)
     for label, words in report.verdicts.items():
         console.print(Text(f"{label}: {words}"))
-    for one in report.failed:
-        click.echo(f"tiercel: gate: {one}", err=True)
+    for failed in report.failed:
+        click.echo(f"tiercel: gate: {failed}", err=True)
 
 
 def _names(text: str) -> list[str]:

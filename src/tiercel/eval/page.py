@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from tiercel.errors import ConfigError
-from tiercel.eval.results import DROPS, EXACT, SKIPS, STORED, Report, Row
+from tiercel.eval.results import DROPS, EXACT, SKIPS, STORED, EndpointRow, Report, Row
 from tiercel.eval.verdict import label_of, loss
 from tiercel.report.scatter import Point, Scatter, scatter_legend, scatter_svg
 from tiercel.report.style import STYLE
@@ -57,7 +57,9 @@ def page_html(report: Report) -> str:
         f'<p class="note">{escape(note)}</p></section>'
         for chart, note in charts_of(report.rows)
     )
+    cards += _endpoints(report)
     tasks = "".join(_task(task, rows) for task, rows in _by_task(report.rows).items())
+    verdicts = _verdicts(report) if report.verdicts else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -65,7 +67,7 @@ def page_html(report: Report) -> str:
         f"<title>tiercel eval: {escape(report.model)}</title><style>{STYLE}{_OWN_STYLE}</style></head><body>"
         f"<main><h1>What lossy KV does to the answers of {escape(report.model)}</h1>"
         f'<p class="source">{escape(report.command)}</p>{failed}'
-        f"{_verdicts(report)}{cards}{tasks}{_how(report)}"
+        f"{verdicts}{cards}{tasks}{_how(report)}"
         "</main></body></html>\n"
     )
 
@@ -187,13 +189,44 @@ def _task(task: str, rows: Sequence[Row]) -> str:
     )
 
 
+ENDPOINT_COLUMNS = ("task", "right", "right at the baseline", "fewer right", "same answers", "answers")
+
+
+def endpoint_cells(row: EndpointRow) -> tuple[str, ...]:
+    """A row's cells, as `ENDPOINT_COLUMNS` names them."""
+    drop = _with_interval(row.accuracy_drop, row.accuracy_drop_low, row.accuracy_drop_high, 2)
+    return (row.task, f"{row.accuracy:.2f}", f"{row.accuracy_baseline:.2f}", drop, f"{row.same:.0%}",
+            str(row.answers))  # fmt: skip
+
+
+def _endpoints(report: Report) -> str:
+    if not report.endpoints:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ENDPOINT_COLUMNS)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in endpoint_cells(row))}</tr>"
+        for row in report.endpoints
+    )
+    return (
+        '<section class="wide"><h2>Two servers</h2><div class="scroll" tabindex="0"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
 def how_measured(report: Report) -> list[tuple[str, str]]:
     """How it was measured, as names and words."""
+    about = [("when", report.when), *report.facts, ("seeds", ", ".join(map(str, report.seeds)))]
+    if report.endpoints:
+        return [
+            *about,
+            ("model", report.model),
+            ("questions", "completions at temperature 0, each behind the right answers to those before it"),
+            ("right", "what is written begins with the right answer"),
+            ("intervals", "Student's t over texts; differences are of the same text"),
+        ]
     return [
-        ("when", report.when),
         ("model", f"{report.model}, weights {report.revision[:16]}, {report.dtype}"),
-        *report.facts,
-        ("seeds", ", ".join(map(str, report.seeds))),
+        *about,
         ("context", "read once with full attention; policies decide at its end, before the question"),
         ("answers", "teacher-forced: each token predicted from the right ones before it, all in one forward"),
         ("KL", "of full attention's distribution against the policy's, over the answers' tokens"),

@@ -66,6 +66,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     answer_s: float
 
 
+class EndpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A server against a baseline server on one task: shares of answers that are right, and that are the
+    same.
+    """
+
+    task: str
+    accuracy: float
+    accuracy_baseline: float
+    accuracy_drop: float
+    accuracy_drop_low: float | None
+    accuracy_drop_high: float | None
+    same: float
+    seeds: int
+    answers: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A whole evaluation. `revision` is the digest of the model's weights; `failed` says which gates did not
     hold.
@@ -83,6 +99,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     verdicts: dict[str, str]
     failed: list[str]
+    endpoints: list[EndpointRow] = []
 
     def to_json(self) -> bytes:
         """As it is written to a file."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from tiercel.eval.results import DROPS, EXACT, Row
+from tiercel.eval.results import DROPS, EXACT, EndpointRow, Row
 
 NOISE_KL = 0.003
 _SAFE_LOSS = 0.05
@@ -77,6 +77,16 @@ def _many(lost: float, rows: Sequence[Row]) -> str:
         return "loses no facts"
     worst = max(rows, key=lambda row: loss([row]) or 0.0)
     return f"loses {lost:.0%} of facts where many are asked ({loss([worst]) or 0:.0%} on {worst.task})"
+
+
+def endpoint_gates(rows: Sequence[EndpointRow], min_accuracy_drop: float | None) -> list[str]:
+    """The tasks on which the server is right less often than the baseline by that much or more."""
+    return [
+        f"{row.task}: accuracy falls by {row.accuracy_drop:.3f} to {row.accuracy:.3f}, "
+        f"which is not below {min_accuracy_drop:g}"
+        for row in rows
+        if min_accuracy_drop is not None and row.accuracy_drop >= max(min_accuracy_drop, 1e-9)
+    ]
 
 
 def gates(rows: Sequence[Row], max_kl: float | None, min_accuracy_drop: float | None) -> list[str]:
