@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from tests.store.support import assert_nothing_leaked, chain, make_store, put
 
+from tiercel.blocks import BlockKey
 from tiercel.store import TieredStore, pins
+from tiercel.store.policy.hints import PIN_S_MAX
 
 TTL_S = 300.0
 
@@ -64,3 +68,37 @@ def test_pinning_again_extends_and_a_shorter_time_does_not_shorten(monkeypatch: 
         assert flood(store, 1) == 4
         clock.now_s += 2
         assert flood(store, 2) == 0
+
+
+def test_a_pin_without_end_ends_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with make_store() as store:
+        put(store, chain(4))
+        assert store.pin(chain(4), math.inf) == 4
+        clock.now_s += PIN_S_MAX - 1
+        assert (flood(store, 1), store.stats().pins) == (4, 4)
+        clock.now_s += 2
+        assert (flood(store, 2), store.stats().pins) == (0, 0)
+
+
+def test_pins_are_counted_without_walking_through_them_until_one_may_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, kept = Clock(monkeypatch), pins.Pins(10)
+    first, later = chain(2, seed=1).keys, chain(3, seed=2).keys
+    assert (kept.add(later, 2 * TTL_S), kept.add(first, TTL_S)) == (3, 2)
+
+    class Unwalked(dict[BlockKey, float]):
+        def items(self) -> NoReturn:
+            raise AssertionError("walked through")
+
+    kept._until_s = Unwalked(kept._until_s)
+    clock.now_s += TTL_S - 1
+    assert (kept.count(), kept.add(first[:1], TTL_S)) == (5, 1)
+    clock.now_s += 2
+    with pytest.raises(AssertionError, match="walked through"):
+        kept.count()
+    kept._until_s = dict(zip(kept._until_s.keys(), kept._until_s.values(), strict=True))
+    assert kept.count() == 4
+    clock.now_s += 2 * TTL_S
+    assert kept.count() == 0
