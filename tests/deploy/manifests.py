@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import re
 import shutil
@@ -32,12 +34,28 @@ def documents(text: str) -> list[Manifest]:
     return [one for one in yaml.safe_load_all(text) if one]
 
 
+@functools.cache
+def _helm(values: str) -> dict[str, Any]:
+    if importlib.util.find_spec("helm_python") is None:
+        pytest.skip("helm-python-sdk is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.deploy.render", str(CHART)],
+        cwd=ROOT, input=values, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def helm(values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What Helm says of the chart with `values`: `files`, `lint`, or `refused`."""
+    return _helm(json.dumps(dict(values or {})))
+
+
 def chart_texts(values: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The chart's files as Helm renders them, by name."""
-    helm = pytest.importorskip("helm_python.chart")
-    with helm.Chart.load(CHART) as chart:
-        rendered = chart.render(values=dict(values or {}), name="demo", namespace="inference")
-    return {name.removeprefix("tiercel/templates/"): text for name, text in rendered.items()}
+    said = helm(values)
+    assert "refused" not in said, said
+    return {name.removeprefix("tiercel/templates/"): text for name, text in said["files"].items()}
 
 
 def chart(values: Mapping[str, Any] | None = None) -> list[Manifest]:

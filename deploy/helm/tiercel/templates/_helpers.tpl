@@ -99,10 +99,8 @@ volumeMounts:
 - name: config
   configMap: {name: {{ include "tiercel.name" . }}}
 - name: disk
-  {{- range $kind, $where := .Values.disk }}
-  {{- if not (kindIs "invalid" $where) }}
+  {{- range $kind, $where := .Values.disk | default (dict "emptyDir" dict) }}
   {{ $kind }}: {{ $where | toJson }}
-  {{- end }}
   {{- end }}
 - name: scratch
   emptyDir: {sizeLimit: 256Mi}
