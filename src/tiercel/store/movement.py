@@ -23,7 +23,7 @@ from tiercel.store.lane import Lane
 from tiercel.store.options import WriteMode
 from tiercel.store.policy import WriteBudget
 from tiercel.store.ram import Entry, Ram, State
-from tiercel.store.workers import Workers, give_way
+from tiercel.store.workers import Workers
 
 _BATCH_BYTES = 8 << 20
 # One probe asks for at most so many blocks: a long prefix is found in a few doubling steps.
@@ -275,12 +275,9 @@ class Traffic:
             ]
         if live:
             # An entry cleared while the write is under way must not come back from the tier.
-            written = self.lane.write(
+            self.lane.write(
                 [entry.key for entry, _ in live], records, lambda index: live[index][0].state is State.GONE
             )
-            if any(written):
-                # Not before: what a tier starts when it is opened must keep its priority, for reads.
-                give_way()
         records.clear()
         with self._lock:
             # The last of a chain's blocks stands for those before it.

@@ -1,39 +1,17 @@
 """A few daemon threads behind a bounded queue. Full means refused, never blocked; closing never hangs.
 
 The standard library's pool has no bound and joins its threads at exit, so one stuck disk would hold the
-whole process. Threads whose work nobody waits for can leave the cores to others (`give_way`).
+whole process.
 """
 
 from __future__ import annotations
 
-import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 Task = Callable[[], None]
-
-_gave_way = threading.local()
-# With 10 more, a thread gets a tenth of a core that somebody else wants too, and all of one that is idle.
-_NICE, _NICE_MAX = 10, 19
-
-
-def give_way() -> None:
-    """From here on the calling thread leaves the cores to whoever else wants them: engines that compute.
-
-    For good: only the privileged may raise a priority. Threads it starts inherit it. Linux only, where a
-    thread has a priority of its own.
-    """
-    if sys.platform != "linux" or getattr(_gave_way, "done", False):
-        return
-    _gave_way.done = True
-    thread = threading.get_native_id()
-    with suppress(OSError):
-        nice = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, min(_NICE_MAX, nice + _NICE))
 
 
 class Workers:
