@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.store.support import chain
+from tests.store.support import chain, make_store, put, scope
 
 from tiercel.store.sessions import Sessions, tenant_of
+from tiercel.store.steering import Steered, steer_session
 
 NOBODY = tenant_of(None)
 
@@ -40,3 +41,38 @@ def test_a_tenant_is_a_digest_of_its_salt_and_none_finds_anothers_session() -> N
     assert b"t1" not in tenant_of("t1")
     table.note(tenant_of("t1"), "s", [])
     assert table.chains(tenant_of("t1"), "s") == ()
+
+
+def test_what_a_session_left_with_another_model_stays() -> None:
+    table = Sessions(blocks_max=10)
+    one, other = chain(3), chain(4, of=scope(salt="another root"))
+    assert one.root != other.root
+    table.note(NOBODY, "agent-7", [one])
+    table.note(NOBODY, "agent-7", [other])
+    assert set(table.chains(NOBODY, "agent-7")) == {one, other}
+    table.note(NOBODY, "agent-7", [chain(2)])
+    assert set(table.chains(NOBODY, "agent-7")) == {chain(2), other}, "the model's earlier chain is replaced"
+    table.note(NOBODY, "agent-7", [chain(9)])
+    assert table.chains(NOBODY, "agent-7") == (chain(9),), "the latest goes before what others left"
+    table.note(NOBODY, "agent-7", [])
+    assert table.chains(NOBODY, "agent-7") == ()
+
+
+def test_the_chains_of_a_session_are_bounded() -> None:
+    table = Sessions()
+    for at in range(200):
+        table.note(NOBODY, "s", [chain(1, of=scope(salt=str(at)))])
+    kept = table.chains(NOBODY, "s")
+    assert len(kept) == 64
+    assert kept[0] == chain(1, of=scope(salt="199"))
+    assert kept[-1] == chain(1, of=scope(salt="136"))
+
+
+def test_dropping_a_session_drops_what_it_left_with_both_models() -> None:
+    one, other = chain(3), chain(4, of=scope(salt="another root"))
+    with make_store(slots=20) as store:
+        for left in (one, other):
+            put(store, left)
+            store.sessions.note(NOBODY, "agent-7", [left])
+        assert steer_session(store, "drop", NOBODY, "agent-7") == Steered(7, 7)
+        assert store.lookup(one).blocks == store.lookup(other).blocks == 0

@@ -20,6 +20,8 @@ from tiercel.blocks import Chain
 _SESSIONS_MAX = 1024
 # About 100 bytes each.
 BLOCKS_MAX = 1 << 17
+# Of one session: one for each model and rank it was used with of late.
+_CHAINS_MAX = 64
 _AGE_S_MAX = 86400.0
 
 
@@ -51,9 +53,13 @@ class Sessions:
         return len(self._table)
 
     def note(self, tenant: bytes, session: str, chains: Sequence[Chain]) -> None:
-        """What a session's latest prompt left, its answer too as far as it is known; nothing: forget it."""
+        """What a session's latest prompt left, its answer too as far as it is known; nothing: forget it.
+
+        What it left in other scopes, as with another model, stays.
+        """
         now_s = self._clock()
         with self._lock:
+            chains = self._with_others_locked((tenant, session), chains, now_s)
             self._forget_locked((tenant, session))
             if not chains:
                 return
@@ -72,6 +78,19 @@ class Sessions:
             self._table.move_to_end((tenant, session))
             self._table[tenant, session] = (known[0], now_s)
             return known[0]
+
+    def _with_others_locked(
+        self, name: tuple[bytes, str], chains: Sequence[Chain], now_s: float
+    ) -> Sequence[Chain]:
+        known, used_s = self._table.get(name, ((), now_s))
+        if not chains or now_s - used_s > _AGE_S_MAX:
+            return chains
+        roots, blocks, all_of_them = {chain.root for chain in chains}, _blocks(chains), list(chains)
+        for other in known:
+            blocks += len(other)
+            if other.root not in roots and blocks <= self._blocks_max and len(all_of_them) < _CHAINS_MAX:
+                all_of_them.append(other)
+        return all_of_them
 
     def _over_locked(self, now_s: float) -> bool:
         _, used_s = next(iter(self._table.values()))
