@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,3 +94,57 @@ def test_what_hints_say_of_blocks_to_store() -> None:
     assert Hints(low=True).sight(Sight.AGAIN) is Sight.LOW
     assert Hints(low=True, pin_s=1.0).sight() is Sight.SURE
     assert Hints(sure=True).sight() is Sight.SURE
+
+
+class _Counted(str):
+    """A text that tells how much of it is looked at."""
+
+    looked = 0
+
+    def __getitem__(self, part: object) -> str:
+        text = super().__getitem__(part)  # type: ignore[index]
+        _Counted.looked += len(text)
+        return text
+
+    def __repr__(self) -> str:
+        raise AssertionError("all of it is looked at")
+
+
+class _Many(Mapping[str, int]):
+    """A hundred thousand fields, none of which may be looked at."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, name: str) -> int:
+        raise AssertionError("looked at")
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("looked at")
+
+
+def test_a_hint_of_any_size_is_refused_without_reading_it() -> None:
+    long = _Counted("\u00e9" * 10_000_000)
+    for told in ({long: 1}, {"pin": long}, {"session": long}, {"priority": long}, {"no_store": long}, long):
+        _Counted.looked = 0
+        hints, refused = sift_hints(told)
+        assert hints == Hints()
+        assert len(refused) == 1
+        assert len(str(refused[0])) < 300
+        assert 0 < _Counted.looked < 1000, "shown in part"
+    hints, refused = sift_hints(_Many())
+    assert hints == Hints()
+    assert [str(one)[:27] for one in refused] == ["tiercel has 100000 fields; "]
+    with pytest.raises(HintError, match="has 100000 fields"):
+        parse_hints(_Many())
+
+
+def test_an_integer_too_long_to_be_written_is_refused_like_any() -> None:
+    huge = 10**5000
+    for told in ({name: huge} for name in ("no_store", "pin", "priority", "session", huge)):
+        hints, refused = sift_hints(told)
+        assert hints == Hints()
+        assert len(refused) == 1
+        with pytest.raises(HintError, match=r"an integer of 16610 bits|is not a known hint"):
+            parse_hints(told)
+    assert "an integer of 16610 bits" in str(sift_hints(huge)[1][0])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from tiercel.config import parse_seconds
@@ -24,7 +23,10 @@ SESSION_CHARS_MAX = 256
 _SHOWN_CHARS_MAX = 80
 _FLAGS = ("no_store", "no_load", "prefetch", "explain")
 _FIELDS = ("no_store", "no_load", "pin", "priority", "prefetch", "session", "explain")
+# What is larger is refused unread: under vLLM the scheduler waits for this.
 _GIVEN_MAX = 32
+_TTL_CHARS_MAX = 64
+_INT_BITS_MAX = 256
 
 
 class HintError(RequestError):
@@ -66,7 +68,7 @@ def parse_hints(given: object, where: str = "tiercel") -> Hints:
     told = _told(given, where)
     for name in told:
         if name not in _FIELDS:
-            near = difflib.get_close_matches(str(name)[:100], _FIELDS, n=1)
+            near = difflib.get_close_matches(name[:100], _FIELDS, n=1) if isinstance(name, str) else []
             hint = f"did you mean {near[0]}?" if near else f"accepted are {', '.join(_FIELDS)}"
             raise HintError(f"{where}.{_show(name)}", f"is not a known hint; {hint}")
     for name in _FLAGS:
@@ -91,7 +93,7 @@ def sift_hints(given: object, where: str = "tiercel") -> tuple[Hints, list[HintE
     except HintError as error:
         return Hints(), [error]
     right: dict[Any, Any] = {}
-    for name, value in islice(told.items(), _GIVEN_MAX):
+    for name, value in told.items():
         if name not in _FIELDS:
             # Without looking for the nearest name: nobody reads it, and somebody waits.
             refused.append(HintError(f"{where}.{_show(name)}", "is not a known hint"))
@@ -108,7 +110,7 @@ def sift_hints(given: object, where: str = "tiercel") -> tuple[Hints, list[HintE
 def parse_ttl(given: object, where: str) -> float:
     """A time such as `10m`, in seconds, above 0 and up to a day. Raises HintError."""
     try:
-        ttl_s = parse_seconds(given) if isinstance(given, str) else 0.0
+        ttl_s = parse_seconds(given) if isinstance(given, str) and len(given) <= _TTL_CHARS_MAX else 0.0
     except ConfigError:
         ttl_s = 0.0
     if not 0.0 < ttl_s <= PIN_S_MAX:
@@ -129,6 +131,8 @@ def _told(given: object, where: str) -> dict[Any, Any]:
         return {}
     if not isinstance(given, Mapping):
         raise HintError(where, f"is {_show(given)}; accepted is an object of {', '.join(_FIELDS)}")
+    if len(given) > _GIVEN_MAX:
+        raise HintError(where, f"has {len(given)} fields; accepted are {', '.join(_FIELDS)}")
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -139,5 +143,9 @@ def _is_low(given: object, where: str) -> bool:
 
 
 def _show(value: object) -> str:
+    if isinstance(value, str):
+        value = value[:_SHOWN_CHARS_MAX]
+    elif isinstance(value, int) and value.bit_length() > _INT_BITS_MAX:
+        return f"an integer of {value.bit_length()} bits"
     text = ascii(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."
