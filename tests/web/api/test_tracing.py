@@ -243,7 +243,18 @@ def test_an_address_without_a_path_gets_the_usual_one(given_url: str, used: str)
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "localhost:4318", "grpc://a:4317", "http://", "http://a:99999", "http://u:secret@a/", "http://["],
+    [
+        "",
+        "localhost:4318",
+        "grpc://a:4317",
+        "http://",
+        "http://a:99999",
+        "http://u:secret@a/",
+        "http://[",
+        "http://a:4318/v1/traces?key=secret",
+        "http://a/#secret",
+        "http://a/?",
+    ],
 )
 def test_what_is_no_address_is_one_line(wrong: str) -> None:
     with pytest.raises(

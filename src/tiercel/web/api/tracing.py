@@ -170,6 +170,6 @@ def check_endpoint(endpoint: str) -> str:
         port = parts.port
     except ValueError:
         raise ConfigError(f"{FLAG}: is no URL; accepted: such as {_EXAMPLE}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in parts.netloc:
-        raise ConfigError(f"{FLAG}: is no http URL without user and password; accepted: such as {_EXAMPLE}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or set("@?#") & set(endpoint):
+        raise ConfigError(f"{FLAG}: is no http URL without user and query; accepted: such as {_EXAMPLE}")
     return endpoint if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}{_PATH}"
