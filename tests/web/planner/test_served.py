@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from tiercel.plan.planner_options import request_from
 from tiercel.web import assets
 from tiercel.web.planner import page
 from tiercel.web.planner.export import export
+from tiercel.web.planner.routes import PLANS_MAX
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
@@ -130,3 +135,36 @@ def test_where_nothing_is_watched_the_site_is_the_planner_and_says_how_to_connec
     assert '"live":false' in httpx.get(f"{origin(address)}/assets/data.js").text
     for path in ("/v1/overview", "/v1/cache/clear", "/metrics"):
         assert httpx.get(f"{origin(address)}{path}").status_code == 404
+
+
+def test_plans_are_made_one_at_a_time_and_too_many_are_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, most, made, go = 0, 0, 0, threading.Event()
+    real = page.plan_json
+
+    def slow(given: Mapping[str, str]) -> dict[str, object]:
+        nonlocal at_once, most, made
+        at_once += 1
+        most, made = max(most, at_once), made + 1
+        go.wait(10)
+        at_once -= 1
+        return real(given)
+
+    monkeypatch.setattr(page, "plan_json", slow)
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(httpx.get, f"{origin(address)}/api/plan", timeout=20) for _ in range(20)]
+        wait(asked, timeout=10, return_when=FIRST_COMPLETED)
+        until_s = time.monotonic() + 10
+        while sum(one.done() for one in asked) < 20 - PLANS_MAX and time.monotonic() < until_s:
+            time.sleep(0.01)
+        # Nothing else waits for them.
+        assert httpx.get(address).status_code == 200
+        go.set()
+        answers = [one.result() for one in asked]
+    assert sorted(one.status_code for one in answers) == [200] * PLANS_MAX + [429] * (20 - PLANS_MAX)
+    refused = next(one for one in answers if one.status_code == 429)
+    assert refused.headers["retry-after"] == "1"
+    assert "try again in 1 s" in refused.json()["error"]
+    assert (made, most) == (PLANS_MAX, 1)
+    assert httpx.get(f"{origin(address)}/api/plan").status_code == 200
