@@ -17,12 +17,12 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from tiercel.web.connections import Connection
 from tiercel.web.listening import url_of
 
 _log = logging.getLogger("tiercel")
 STOP_DEADLINE_S = 10.0
 _GRACE_S = 2
-_CONNECTIONS_MAX = 128
 
 
 def serve(listener: socket.socket, app: ASGIApp, ending: Callable[[], None] = lambda: None) -> None:
@@ -63,12 +63,13 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
                 lifespan="off",
-                limit_concurrency=_CONNECTIONS_MAX,
+                limit_concurrency=Connection.connections_max,
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )

@@ -25,6 +25,7 @@ from tiercel.web.api.app import make_app
 from tiercel.web.api.completions import Service
 from tiercel.web.api.engine import Loaded
 from tiercel.web.api.tracing import Tracing
+from tiercel.web.connections import ServingConnection
 from tiercel.web.listening import bind, is_open_to_others, url_of
 from tiercel.web.watch.endpoints import Endpoints
 from tiercel.web.watch.guard import Guard
@@ -100,6 +101,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=ServingConnection,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
