@@ -21,6 +21,7 @@ def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch_module, "TICK_S", watch_module.TICK_S / 10)
         patch.setattr(watch_module, "EVERY_S", watch_module.EVERY_S / 10)
+        patch.setattr(watch_module, "FRESH_S", 0.0)
         yield
 
 

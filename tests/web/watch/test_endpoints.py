@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.store.support import RECORD, chain, eventually
 
 from tiercel.store import overview_json
+from tiercel.web.watch import watch as watch_module
 from tiercel.web.watch.sources import StoreSource
 from tiercel.web.watch.watch import LISTENERS_MAX, TICK_S
 
@@ -174,3 +176,32 @@ def test_without_listeners_no_tree_is_made(site: Site, monkeypatch: pytest.Monke
         next(events(answer))
     assert True in asked
     assert TICK_S == 1.0
+
+
+def test_many_who_look_at_once_are_answered_from_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "TICK_S", 600.0)  # only those who ask make it read
+    monkeypatch.setattr(watch_module, "FRESH_S", 600.0)
+    with site_over_a_store(tmp_path / "disk") as site:
+        full: list[bool] = []
+        real = site.watch.source.read
+
+        def counted(*, full: bool, reads: list[bool] = full) -> dict[str, object]:
+            reads.append(full)
+            time.sleep(0.05)
+            return real(full=full)
+
+        monkeypatch.setattr(site.watch.source, "read", counted)
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: site.ask("/v1/overview"), range(40)))
+        assert {one.status_code for one in answers} == {200}
+        assert len({one.content for one in answers}) == 1
+        assert full == [True]
+        # What a button did is seen at once.
+        assert site.act("clear", {"all": True}).status_code == 200
+        site.overview()
+        assert full == [True, True]
+        monkeypatch.setattr(watch_module, "FRESH_S", 0.0)
+        site.overview()
+        assert full == [True, True, True]

@@ -24,7 +24,7 @@ from tiercel.web.site import HEADERS
 from tiercel.web.watch.guard import Guard
 from tiercel.web.watch.history import SAMPLES_MAX
 from tiercel.web.watch.openapi import description
-from tiercel.web.watch.steering import ACTIONS, BODY_BYTES_MAX, parse_call
+from tiercel.web.watch.steering import ACTIONS, BODY_BYTES_MAX, Call, parse_call
 from tiercel.web.watch.watch import Watch
 
 OVERVIEW, STREAM, HISTORY = "/v1/overview", "/v1/overview/stream", "/v1/history"
@@ -85,10 +85,10 @@ class Endpoints:
         return answer
 
     async def overview(self, request: Request) -> Response:
-        """What a person looks at, read now; 503 while the store is away."""
-        told = await run_in_threadpool(self._watch.overview)
-        up = told["source"]["up"]
-        return JSONResponse(told, status_code=HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE)
+        """What a person looks at, read just now; 503 while the store is away."""
+        up, body = await run_in_threadpool(self._watch.overview)
+        status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(body, status, media_type="application/json")
 
     async def stream(self, request: Request) -> Response:
         """The same about once a second, as server-sent events."""
@@ -154,6 +154,12 @@ class Endpoints:
             )  # fmt: skip
         self._under_way += 1
         try:
-            return await run_in_threadpool(self._watch.source.steer, call, authorization)
+            return await run_in_threadpool(self._steered, call, authorization)
         finally:
             self._under_way -= 1
+
+    def _steered(self, call: Call, authorization: str) -> dict[str, Any]:
+        try:
+            return self._watch.source.steer(call, authorization)
+        finally:
+            self._watch.outdated()

@@ -25,6 +25,8 @@ from tiercel.web.watch.sources import Source
 _log = logging.getLogger("tiercel")
 TICK_S = 1.0
 LISTENERS_MAX = 16
+# Many who look at once are answered from one read, which holds up the store's own work.
+FRESH_S = 0.25
 _QUIET_S = 60.0
 _END_S = 2.0
 
@@ -40,6 +42,7 @@ class Watch:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._stop = threading.Event()
+        self._told, self._told_s = (False, b""), -FRESH_S
         self._last = self._known = Sample(0.0, 0)
         self._complained_s = -_QUIET_S
         self._pool = ThreadPoolExecutor(1, "tiercel-watch")
@@ -65,10 +68,17 @@ class Watch:
             self._thread.join(_END_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def overview(self) -> dict[str, Any]:
-        """What a person looks at, read now. Blocks."""
+    def overview(self) -> tuple[bool, bytes]:
+        """Whether the source is up, and what a person looks at as JSON, read just now. Blocks."""
         with self._reading:
-            return self._read(full=True)
+            if time.monotonic() - self._told_s >= FRESH_S:
+                self._tell()
+            return self._told
+
+    def outdated(self) -> None:
+        """Something was done to the source: the next overview is to show it."""
+        with self._reading:
+            self._told_s = -FRESH_S
 
     def admit(self) -> None:
         """Raises ApiError when there are as many listeners as may be."""
@@ -92,8 +102,15 @@ class Watch:
 
     def publish(self) -> None:
         """Read now, for the streams. Blocks."""
-        body = json.dumps(self.overview(), separators=(",", ":"), allow_nan=False).encode()
+        with self._reading:
+            self._tell()
+            body = self._told[1]
         self.latest = (self.latest[0] + 1, body)
+
+    def _tell(self) -> None:
+        told = self._read(full=True)
+        body = json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
+        self._told, self._told_s = (bool(told["source"]["up"]), body), time.monotonic()
 
     def _run(self) -> None:
         sampled_s = -EVERY_S
