@@ -81,7 +81,13 @@ def test_a_report_is_consent_for_its_model_and_the_codecs_it_judges(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "is not JSON"), ("[]", "names no model"), ('{"model": 3}', "names no model"), ("\xff", "JSON")],
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "names no model"),
+        ('{"model": 3}', "names no model"),
+        ("\xff", "JSON"),
+    ],
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "r.json").write_bytes(text.encode("latin-1"))

@@ -15,6 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tiercel.codecs import LossyTiers  # noqa: E402
+
 VOCAB = 128
 # Several threads wait for each other at every operator; on cores shared with other work that costs minutes.
 torch.set_num_threads(1)
@@ -48,6 +50,7 @@ class FakeStore:
     crowded: bool = False
     leases: int = 0
     writes: int = 0
+    lossy: LossyTiers = field(default_factory=LossyTiers)
     loads: list[int] = field(default_factory=list)
     reports: list[Any] = field(default_factory=list)
     faults_fired: int = 0

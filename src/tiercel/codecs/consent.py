@@ -1,8 +1,8 @@
 """Whether somebody agreed to lossy codecs: by saying so, or with the report of an evaluation of them.
 
-A report is a JSON file `{"model": NAME, "revision": DIGEST, "rows": [{"policy": "int8", ...}, ...]}`;
-`revision` may be left out. That a row is there is enough: whether its figures are good is for whoever names
-the file. Nothing here looks at a block.
+A report is what `tiercel eval --json` writes: `{"model": NAME, "revision": DIGEST, "rows": [{"policy":
+"int8", ...}, ...]}`. That a row is there is enough: whether its figures are good is for whoever names the
+file. Nothing here looks at a block.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _read(path: Path) -> tuple[str, set[str]]:
         if path.stat().st_size > _REPORT_BYTES_MAX:
             raise ConfigError(f"store.accept_lossy: {path} is too large for a report")
         report = json.loads(path.read_text())
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "is not JSON"
         raise ConfigError(
             f"store.accept_lossy: {path}: {reason}; accepted: yes, no, or the file of a report"
