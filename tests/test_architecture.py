@@ -15,8 +15,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "tiercel"
 
 # A package may import those to its right, never those to its left; inside functions too.
 ORDER = (
-    "__main__ cli testing web demo doctor engines plan eval bench attention service store tiers codecs memory "
-    "blocks geometry models report config errors"
+    "__main__ cli testing web demo doctor engines plan eval bench attention service store tiers codecs "
+    "memory blocks geometry models report config errors"
 ).split()
 
 # Who may import a heavy library: when the module is loaded, or only inside a function.
@@ -37,8 +37,8 @@ LAZILY = {
     "opentelemetry": {"web"},
 }
 
-# The places where a foreign library's exceptions are translated, and where accounts of requests are kept, which
-# must not cost anybody one; as `package/module.py`.
+# The places where a foreign library's exceptions are translated, and where accounts of requests are kept,
+# which must not cost anybody one; as `package/module.py`.
 MAY_CATCH_EVERYTHING = frozenset(
     {"engines/transformers/model.py", "store/lane.py", "store/reports.py", "engines/vllm/accounts.py"}
 )

@@ -17,7 +17,9 @@ from tiercel.blocks import KEY_BYTES, Chain, Identity, Media, Scope
 from tiercel.blocks.framing import Field, frame
 from tiercel.errors import RequestError
 
-IDENTITY = Identity("org/model", "rev-1", "bfloat16", b"geometry", "hf/1", 4, 0, 2, b"scales", "int8 bfloat16:64")
+IDENTITY = Identity(
+    "org/model", "rev-1", "bfloat16", b"geometry", "hf/1", 4, 0, 2, b"scales", "int8 bfloat16:64"
+)
 TOKENS = list(range(100, 120))
 FIELDS = st.one_of(st.none(), st.text(max_size=4), st.binary(max_size=4), st.integers(-300, 300))
 

@@ -31,8 +31,9 @@ NAMED = wire.named(chain(3))
 STATS = StoreStats(8, 4096, 3, 5, 1, 0, 0, StoreCounters(lookups=3, loaded={"disk": 2}),
                    (TierStats("disk", 2, 9, None, 0, "closed", TierCounters(read_blocks=5), 3),))  # fmt: skip
 DECISION = Decision(
-    prompt_tokens=9, block_tokens=4, reason="why", found={"ram": 2}, reused_tokens={"ram": 8}, computed_tokens=1,
-    choice=Choice(2, 0.1, 0.2, 0.3, 1, 0.2), action="load", ttft_s=0.1, saved_s=0.2, done=True,
+    prompt_tokens=9, block_tokens=4, reason="why", found={"ram": 2}, reused_tokens={"ram": 8},
+    computed_tokens=1, choice=Choice(2, 0.1, 0.2, 0.3, 1, 0.2),
+    action="load", ttft_s=0.1, saved_s=0.2, done=True,
 )  # fmt: skip
 OVERVIEW = Overview(
     1.5, STATS, (ScopeUse("ab", "m", "", "s", {"ram": 2}, {"ram": 8192}),), 1,

@@ -8,8 +8,8 @@ import pytest
 from tests.store import support
 
 _TOLD_TWICE = {
-    "test_stories", "test_batches", "test_random", "test_choice", "test_keeping", "test_steering", "test_reports",
-    "test_overview",
+    "test_stories", "test_batches", "test_random", "test_choice", "test_keeping", "test_steering",
+    "test_reports", "test_overview",
 }  # fmt: skip
 
 

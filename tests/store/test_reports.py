@@ -36,8 +36,8 @@ def test_reports_add_up(store: TieredStore) -> None:
     store.report(decision(computed_tokens=100, ttft_s=0.3))
     store.report(
         decision(
-            reused_tokens={"ram": 60, "disk": 30}, computed_tokens=10, action="load", saved_s=2.5, spent_s=0.25,
-            ttft_s=0.02,
+            reused_tokens={"ram": 60, "disk": 30}, computed_tokens=10, action="load", saved_s=2.5,
+            spent_s=0.25, ttft_s=0.02,
         )
     )  # fmt: skip
     store.report(decision(reused_tokens={"engine": 90}, computed_tokens=10, ttft_s=0.01))
@@ -146,9 +146,10 @@ places = st.dictionaries(st.text(max_size=100), numbers, max_size=50)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.builds(
     Decision, prompt_tokens=numbers, block_tokens=numbers, reason=st.text(max_size=600), found=places,
-    loaded=places, met=places, reused_tokens=places, computed_tokens=numbers, lookup_s=seconds, load_s=seconds,
-    prefill_s=seconds, choice=st.none() | choices, action=st.sampled_from(ACTIONS),
-    outcome=st.sampled_from(OUTCOMES), ttft_s=st.none() | seconds, saved_s=st.none() | seconds, spent_s=seconds,
+    loaded=places, met=places, reused_tokens=places, computed_tokens=numbers, lookup_s=seconds,
+    load_s=seconds, prefill_s=seconds, choice=st.none() | choices, action=st.sampled_from(ACTIONS),
+    outcome=st.sampled_from(OUTCOMES), ttft_s=st.none() | seconds, saved_s=st.none() | seconds,
+    spent_s=seconds,
 ), max_size=5))  # fmt: skip
 def test_d39_whatever_is_reported_the_totals_only_grow_and_stay_possible(told: list[Decision]) -> None:
     kept = Reports()

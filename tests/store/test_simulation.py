@@ -218,7 +218,7 @@ class World:
             # Every tier may need its last half second after the deadline.
             self.within(deadline_s + 0.5 * len(self.tiers), close)
             # What still hangs in a tier, or was not deleted yet, the next store cannot know of.
-            self.forgets |= any(tier.running for tier in self.tiers)
+            self.forgets |= purging(old) or any(tier.running for tier in self.tiers)
             self.open()
 
     def after(self) -> None:

@@ -46,7 +46,7 @@ COMMANDS: dict[str, Row] = {
         "tiercel.cli.simulate:command", "Replay a request trace against caches you might buy.", SIZE
     ),
     "bench": Row("tiercel.cli.bench:command", "Workloads with offloading and without, side by side.", TRY),
-    "eval": Row("tiercel.cli.eval:command", "What lossy KV does to answers, measured before it is used.", TRY),
+    "eval": Row("tiercel.cli.eval:command", "What lossy KV does to answers, measured before use.", TRY),
     "serve": Row("tiercel.cli.serve:command", "An OpenAI-compatible server on a cached model.", RUN),
     "daemon": Row("tiercel.cli.daemon:command", "One store for all engines of this host.", RUN),
     "cache": Row(

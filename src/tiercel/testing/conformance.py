@@ -38,7 +38,7 @@ def read_one(tier: Tier, key: BlockKey, size_bytes: int = RECORD_BYTES) -> tuple
 
 
 class TierContract:
-    """The contract of `tiercel.tiers.base.Tier`. One that `shrinks` records lists them with what they take."""
+    """The contract of `tiercel.tiers.base.Tier`. One that `shrinks` records lists what they take there."""
 
     shrinks = False
 

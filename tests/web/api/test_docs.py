@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,9 +12,6 @@ import pytest
 from tiercel import cli
 from tiercel.cli import serve as serve_command
 from tiercel.web.api import app, body, fields
-
-from .conftest import Stub
-from .test_bodies import HELLO
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serve.md").read_text()
 SOURCE = Path(app.__file__).parent
