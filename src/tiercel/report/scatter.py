@@ -63,8 +63,9 @@ def scatter_svg(chart: Scatter) -> str:
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, frontier(chart.points, chart.log_y)))
     parts.append(f'<polyline class="frontier" fill="none" points="{line}"/>')
     places = [at(one) for one in chart.points]
-    parts += [_mark(one, *place) for one, place in zip(chart.points, places, strict=True)]
+    # Marks come last: a label moved aside must not cover one.
     parts += _labels(chart.points, places)
+    parts += [_mark(one, *place) for one, place in zip(chart.points, places, strict=True)]
     parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 8, chart.x_label, "middle"))
     middle = _TOP + (HEIGHT - _TOP - _BOTTOM) / 2
     turn = f'transform="rotate(-90 14 {middle:.0f})"'
