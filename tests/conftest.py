@@ -41,6 +41,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     """A test that sets up logging, as servers and engines do, does not decide what later ones see."""
+    logging.getLogger("tiercel").filters.clear()
     loggers = (logging.getLogger(), logging.getLogger("tiercel"))
     before = [(one, one.level, list(one.handlers), list(one.filters)) for one in loggers]
     exceptions, thread_ended = logging.raiseExceptions, threading.excepthook

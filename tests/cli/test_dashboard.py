@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,7 @@ def test_the_daemon_serves_it_beside_its_engines(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/v1/overview").json()["source"]["pid"] == daemon.process.pid
         store = daemon.connect()
         assert put(store, chain(4)) == 4  # type: ignore[arg-type]
+        time.sleep(0.3)  # what was told a moment ago is told again
         told = httpx.get(f"{url}/v1/overview").json()
         assert told["stats"]["ram_blocks"] == 4
         assert told["source"]["clients"] >= 1

@@ -140,7 +140,7 @@ class StubStore:
         return True
 
 
-@dataclass
+@dataclass(repr=False)
 class Stub:
     """An application on a stub engine, and a client for it."""
 
