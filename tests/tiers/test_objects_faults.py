@@ -509,6 +509,26 @@ def test_d47_closing_does_not_wait_and_ends_what_waits(stub: StubS3) -> None:
     assert "closed" in {answer.reason for answer in answers}
 
 
+def test_turns_are_taken_in_the_order_of_asking() -> None:
+    """Who comes back at once does not keep out who waits."""
+    pace, order = Pace(1), []
+
+    def wait() -> None:
+        assert pace.enter(time.monotonic() + 10)
+        order.append("who waited")
+        pace.leave()
+
+    assert pace.enter(time.monotonic() + 10)
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert until(lambda: len(pace._waiting) == 1, 10)
+    pace.leave()
+    assert pace.enter(time.monotonic() + 10)
+    order.append("who came back")
+    waiter.join()
+    assert order == ["who waited", "who came back"]
+
+
 def test_the_pace_halves_and_grows_back() -> None:
     pace = Pace(8)
     pace.slow_down(0.05)

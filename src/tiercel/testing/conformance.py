@@ -182,7 +182,7 @@ class TierContract:
                 stop.set()
             for reader in readers:
                 reader.result()
-        assert set(outcomes) == {Fate.OK}
+        assert set(outcomes) == {Fate.OK}, outcomes
         assert wrong == []
         assert Fate.OK in seen
         assert read_one(tier, key, size)[1] in whole

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 
 class Pace:
     """At most `most` at once. Each refusal halves that and lets nobody start for a while; each success
-    gives a little back (one more after a full round of them).
+    gives a little back (one more after a full round of them). Turns are taken in the order of asking: who
+    comes back at once would else be in again before those who wait have woken.
     """
 
     def __init__(self, most: int) -> None:
@@ -19,6 +21,7 @@ class Pace:
         self._limit = float(most)
         self._running = 0
         self._resume_s = 0.0
+        self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self.slowed = 0
@@ -30,20 +33,26 @@ class Pace:
 
     def enter(self, until_s: float) -> bool:
         """Wait for a turn until the monotonic time `until_s`. False: there was none, or it is closed."""
+        turn = object()
         with self._changed:
-            while not self._closed:
-                now_s = time.monotonic()
-                if now_s >= until_s:
-                    return False
-                resume_s = self._resume_s
-                if now_s < resume_s:
-                    self._changed.wait(min(resume_s, until_s) - now_s)
-                elif self._running < self.limit:
-                    self._running += 1
-                    return True
-                else:
-                    self._changed.wait(until_s - now_s)
-            return False
+            self._waiting.append(turn)
+            try:
+                return self._my_turn(turn, until_s)
+            finally:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+
+    def _my_turn(self, turn: object, until_s: float) -> bool:
+        while not self._closed and (now_s := time.monotonic()) < until_s:
+            resume_s = self._resume_s
+            if now_s < resume_s:
+                self._changed.wait(min(resume_s, until_s) - now_s)
+            elif self._waiting[0] is turn and self._running < self.limit:
+                self._running += 1
+                return True
+            else:
+                self._changed.wait(until_s - now_s)
+        return False
 
     def leave(self) -> None:
         """End a turn."""
