@@ -10,9 +10,7 @@ identity is marked with it; all others are kept exactly. Knows nothing of encryp
 
 from __future__ import annotations
 
-import mmap
-import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +20,8 @@ from tiercel.blocks import HEADER_BYTES, BlockKey, Header, parse, payload_of, re
 from tiercel.blocks.record import RAW_CODEC, header_info, write_header
 from tiercel.codecs import Codec, Mark, codec_named, codec_numbered
 from tiercel.errors import ConfigError
-from tiercel.tiers.base import Fate, Outcome, Stored, Tier, Usage
-from tiercel.tiers.extras import Oddments, Part, Peeks, Recycles, Shared, Tidies
+from tiercel.tiers.around import Around, offering
+from tiercel.tiers.base import Fate, Outcome, Tier
 
 _BATCH_BYTES = 16 << 20
 _SUM_BYTES = 16
@@ -31,7 +29,7 @@ _CODEC_AT = slice(12, 16)
 _PLAIN = RAW_CODEC.to_bytes(4, "little")
 
 
-class Coded:
+class Coded(Around):
     """A `Tier` over another one. Build it with `coded`, which forwards what else the inner one offers.
 
     `codec` None stores plain records. Owns its buffers: page-aligned, one per thread, as long as its largest
@@ -39,17 +37,9 @@ class Coded:
     """
 
     def __init__(self, inner: Tier, codec: Codec | None) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._codec = codec
         self._exact = _exact_codec(codec)
-        self._local = threading.local()
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
-        return self.inner.contains(keys)
 
     def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
         outcomes = self.inner.read(keys, records)
@@ -69,18 +59,6 @@ class Coded:
                 first, total = at, 0
             total += len(record)
         return outcomes + self._write(keys[first:], records[first:], self._scratch(total))
-
-    def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        return self.inner.delete(keys)
-
-    def scan(self) -> Iterator[Stored]:
-        return self.inner.scan()
-
-    def usage(self) -> Usage:
-        return self.inner.usage()
-
-    def close(self) -> None:
-        self.inner.close()
 
     def _write(
         self, keys: Sequence[BlockKey], records: Sequence[memoryview], scratch: memoryview
@@ -160,12 +138,6 @@ class Coded:
         _restore_header(record, header, bytes(body[:_SUM_BYTES]) if codec.exact else None)
         return Outcome(Fate.OK, stored_bytes=record_bytes(size))
 
-    def _scratch(self, size_bytes: int) -> memoryview:
-        held: memoryview | None = getattr(self._local, "scratch", None)
-        if held is None or len(held) < size_bytes:
-            held = self._local.scratch = memoryview(mmap.mmap(-1, size_bytes))
-        return held[:size_bytes]
-
 
 def _restore_header(record: memoryview, header: Header, checksum: bytes | None) -> None:
     """Seal a decoded record as a plain one: with the checksum of what was stored, or of what it is now."""
@@ -188,54 +160,7 @@ def _exact_codec(codec: Codec | None) -> Codec | None:
         return None
 
 
-class _ForwardsShared:
-    inner: Shared
-
-    def changes(self, afresh: bool) -> Iterator[Part]:
-        return self.inner.changes(afresh)
-
-    def dates(self, keys: Sequence[BlockKey]) -> list[float | None]:
-        return self.inner.dates(keys)
-
-    def touch(self, keys: Sequence[BlockKey], ages_s: Sequence[float]) -> list[Outcome]:
-        return self.inner.touch(keys, ages_s)
-
-
-class _ForwardsRecycles:
-    inner: Recycles
-
-    def recycle(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        return self.inner.recycle(keys)
-
-
-class _ForwardsPeeks:
-    inner: Peeks
-
-    def peek(self, keys: Sequence[BlockKey]) -> list[bytes | Outcome]:
-        return self.inner.peek(keys)
-
-
-class _ForwardsTidies:
-    inner: Tidies
-
-    def oddments(self, remove: bool) -> Oddments:
-        return self.inner.oddments(remove)
-
-    def prune(self, tags: Collection[bytes]) -> None:
-        self.inner.prune(tags)
-
-
 def coded(inner: Tier, codec: Codec | None) -> Coded:
     """Keep what is written to `inner` with a codec (None: plain), and offer what `inner` offers."""
-    forwards = tuple(
-        forward
-        for offer, forward in (
-            (Shared, _ForwardsShared),
-            (Recycles, _ForwardsRecycles),
-            (Peeks, _ForwardsPeeks),
-            (Tidies, _ForwardsTidies),
-        )
-        if isinstance(inner, offer)
-    )
-    made: Coded = type("Coded", (*forwards, Coded), {})(inner, codec)
+    made: Coded = offering(Coded, inner)(inner, codec)
     return made

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from tiercel.blocks import BlockKey
-from tiercel.tiers.base import Fate, Outcome, Stored, Tier, Usage
+from tiercel.tiers.around import Around, ForwardsPeeks, ForwardsRecycles, offering
+from tiercel.tiers.base import Fate, Outcome, Tier
 from tiercel.tiers.envelope import decrypt, decrypt_header, encrypt, key_id_of
-from tiercel.tiers.extras import Oddments, Part, Peeks, Recycles, Shared, Tidies
 from tiercel.tiers.keyring import KeyRing
 
 _BATCH_BYTES = 16 << 20
@@ -33,30 +34,22 @@ class _Use:
         self.deleted = False
 
 
-class Encrypted:
+class Encrypted(Around):
     """A `Tier` over another one. Build it with `encrypted`, which forwards what else the inner one offers."""
 
     def __init__(self, inner: Tier, keys: KeyRing) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._keys = keys
-        self._local = threading.local()
         self._rotates = len(keys) > 1
         self._rewriting = threading.Semaphore(1)
         # Reads and rewrites under way, by key, where keys rotate; guarded by `_lock`.
         self._uses: dict[BlockKey, set[_Use]] = {}
         self._lock = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
-        return self._inner.contains(keys)
-
     def read(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
         uses = [self._begin(key) if self._rotates else None for key in keys]
         try:
-            outcomes = self._inner.read(keys, records)
+            outcomes = self.inner.read(keys, records)
             for at, (key, record) in enumerate(zip(keys, records, strict=True)):
                 if outcomes[at].fate is Fate.OK:
                     outcomes[at] = self._read(key, record, uses, at)
@@ -79,16 +72,7 @@ class Encrypted:
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         self._no_rewrites_after(keys)
-        return self._inner.delete(keys)
-
-    def scan(self) -> Iterator[Stored]:
-        return self._inner.scan()
-
-    def usage(self) -> Usage:
-        return self._inner.usage()
-
-    def close(self) -> None:
-        self._inner.close()
+        return self.inner.delete(keys)
 
     def _read(self, key: BlockKey, record: memoryview, uses: list[_Use | None], at: int) -> Outcome:
         stale = self._rotates and key_id_of(record) != self._keys.first
@@ -104,14 +88,8 @@ class Encrypted:
             made.append(size if isinstance(size, str) else scratch[:size])
             scratch = scratch[len(record) :]
         ready = [(key, one) for (key, _), one in zip(batch, made, strict=True) if not isinstance(one, str)]
-        answers = iter(self._inner.write([key for key, _ in ready], [one for _, one in ready]))
+        answers = iter(self.inner.write([key for key, _ in ready], [one for _, one in ready]))
         return [Outcome(Fate.FAILED, one) if isinstance(one, str) else next(answers) for one in made]
-
-    def _scratch(self, size_bytes: int) -> memoryview:
-        held: memoryview | None = getattr(self._local, "scratch", None)
-        if held is None or len(held) < size_bytes:
-            held = self._local.scratch = memoryview(mmap.mmap(-1, size_bytes))
-        return held[:size_bytes]
 
     # Rotation.
 
@@ -154,7 +132,7 @@ class Encrypted:
             try:
                 with use.lock:
                     if not use.deleted:
-                        self._inner.write([key], [made[:size]])
+                        self.inner.write([key], [made[:size]])
             finally:
                 self._end(key, use)
                 self._rewriting.release()
@@ -163,60 +141,25 @@ class Encrypted:
         return True
 
 
-class _ForwardsShared:
-    _inner: Shared
-
-    def changes(self, afresh: bool) -> Iterator[Part]:
-        return self._inner.changes(afresh)
-
-    def dates(self, keys: Sequence[BlockKey]) -> list[float | None]:
-        return self._inner.dates(keys)
-
-    def touch(self, keys: Sequence[BlockKey], ages_s: Sequence[float]) -> list[Outcome]:
-        return self._inner.touch(keys, ages_s)
-
-
-class _ForwardsRecycles(Encrypted):
-    _inner: Recycles  # type: ignore[assignment]  # (and a Tier)
+class _Recycles(ForwardsRecycles, Encrypted):
+    inner: Any
 
     def recycle(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         self._no_rewrites_after(keys)
-        return self._inner.recycle(keys)
+        return super().recycle(keys)
 
 
-class _ForwardsPeeks:
-    _inner: Peeks
+class _Peeks(ForwardsPeeks):
     _keys: KeyRing
 
     def peek(self, keys: Sequence[BlockKey]) -> list[bytes | Outcome]:
-        pages = self._inner.peek(keys)
         return [
             decrypt_header(page, key, self._keys) if isinstance(page, bytes) else page
-            for key, page in zip(keys, pages, strict=True)
+            for key, page in zip(keys, super().peek(keys), strict=True)
         ]
-
-
-class _ForwardsTidies:
-    _inner: Tidies
-
-    def oddments(self, remove: bool) -> Oddments:
-        return self._inner.oddments(remove)
-
-    def prune(self, tags: Collection[bytes]) -> None:
-        self._inner.prune(tags)
 
 
 def encrypted(inner: Tier, keys: KeyRing) -> Encrypted:
     """Encrypt what lies in `inner`, and offer whatever extras it offers."""
-    forwards = tuple(
-        forward
-        for offer, forward in (
-            (Shared, _ForwardsShared),
-            (Recycles, _ForwardsRecycles),
-            (Peeks, _ForwardsPeeks),
-            (Tidies, _ForwardsTidies),
-        )
-        if isinstance(inner, offer)
-    )
-    made: Encrypted = type("Encrypted", (*forwards, Encrypted), {})(inner, keys)
+    made: Encrypted = offering(Encrypted, inner, _Recycles, _Peeks)(inner, keys)
     return made
