@@ -13,7 +13,7 @@ from tiercel.bench.results import ON, Report, WorkloadRun, summary
 from tiercel.bench.samples import answered
 from tiercel.bench.spec import KINDS
 from tiercel.bench.text import PERCENTILES_NOTE, SIDES, Told, tell, token_bytes_of
-from tiercel.errors import ConfigError
+from tiercel.report import files
 from tiercel.report.charts import DASHES, PALETTE, BarChart, Chart, LineChart, cumulative
 from tiercel.report.style import STYLE
 from tiercel.report.svg import chart_svg, legend_html
@@ -32,10 +32,7 @@ dl.how dt{color:var(--soft)}dl.how dd{margin:0;overflow-wrap:anywhere}
 
 def write_page(path: Path, report: Report) -> None:
     """Write the page. Raises ConfigError when the file cannot be written."""
-    try:
-        path.write_text(page_html(report), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html: '{path}' cannot be written: {error.strerror or error}") from None
+    files.write_page(path, page_html(report))
 
 
 def page_html(report: Report) -> str:

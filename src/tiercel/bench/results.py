@@ -13,7 +13,7 @@ from tiercel.bench.numbers import MARGIN, Ratio, Rounds, Spread, compare, spread
 from tiercel.bench.samples import Sample, answered
 from tiercel.bench.spec import Spec
 from tiercel.bench.workload import planned
-from tiercel.errors import ConfigError
+from tiercel.report.files import read_json
 
 FORMAT = 1
 ON, OFF = "on", "off"
@@ -89,20 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_report(path: Path) -> Report:
     """A report from its file. Raises ConfigError for what is none."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        report = msgspec.json.decode(raw, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: is no report ({error}); accepted: what tiercel bench --json wrote"
-        ) from None
-    if report.format != FORMAT:
-        raise ConfigError(f"{path}: has format {report.format}; accepted: {FORMAT}")
-    return report
+    return read_json(path, Report, FORMAT, "tiercel bench --json", _BYTES_MAX)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

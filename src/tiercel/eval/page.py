@@ -11,9 +11,9 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
-from tiercel.errors import ConfigError
 from tiercel.eval.results import DROPS, EXACT, SKIPS, STORED, EndpointRow, Report, Row
 from tiercel.eval.verdict import label_of, loss
+from tiercel.report import files
 from tiercel.report.scatter import Point, Scatter, scatter_legend, scatter_svg
 from tiercel.report.style import STYLE
 
@@ -42,10 +42,7 @@ _KL_MIN = 1e-4
 
 def write_page(path: Path, report: Report) -> None:
     """Write the page. Raises ConfigError when the file cannot be written."""
-    try:
-        path.write_text(page_html(report), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html: '{path}' cannot be written: {error.strerror or error}") from None
+    files.write_page(path, page_html(report))
 
 
 def page_html(report: Report) -> str:

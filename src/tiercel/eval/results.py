@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tiercel.errors import ConfigError
+from tiercel.report.files import read_json
 
 FORMAT = 1
 _BYTES_MAX = 64 << 20
@@ -108,20 +108,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_report(path: Path) -> Report:
     """A report from its file. Raises ConfigError for what is none."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_BYTES_MAX)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        report = msgspec.json.decode(raw, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: is no report ({error}); accepted: what tiercel eval --json wrote"
-        ) from None
-    if report.format != FORMAT:
-        raise ConfigError(f"{path}: has format {report.format}; accepted: {FORMAT}")
-    return report
+    return read_json(path, Report, FORMAT, "tiercel eval --json", _BYTES_MAX)
 
 
 def rows_of(report: Report, policy: str, budget: float | None = None) -> list[Row]:

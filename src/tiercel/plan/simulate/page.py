@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tiercel.errors import ConfigError
 from tiercel.plan.simulate.charts import charts
 from tiercel.plan.simulate.text import bytes_text, notes, percent, seconds_text, tokens_text
+from tiercel.report import files
 from tiercel.report.style import STYLE
 from tiercel.report.svg import chart_svg, legend_html
 
@@ -18,10 +18,7 @@ Json = Mapping[str, Any]
 
 def write_page(path: Path, data: Json, ttft_s: Mapping[str, Any]) -> None:
     """Write the page. Raises ConfigError when the file cannot be written."""
-    try:
-        path.write_text(page_html(data, ttft_s), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html: '{path}' cannot be written: {error.strerror or error}") from None
+    files.write_page(path, page_html(data, ttft_s))
 
 
 def page_html(data: Json, ttft_s: Mapping[str, Any]) -> str:
