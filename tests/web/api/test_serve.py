@@ -272,7 +272,8 @@ def test_sigterm_writes_down_and_a_restart_resumes_from_disk(model_dir: Path, tm
             server.process.terminate()
             rest = list(chunks)
         assert rest[-1].choices[0].finish_reason == "length", "the running answer was finished"
-        assert server.end() == 0
+        # Asked once: a second signal would cut the writing short.
+        assert server.process.wait(60) == 0
     everywhere = ("--host", "0.0.0.0")
     with ServerProcess(*options, *everywhere, log=tmp_path / "log2") as server, client_of(server) as client:
         warm = chat(client, messages)
