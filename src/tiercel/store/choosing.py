@@ -8,7 +8,8 @@ Locking: called under the store's lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from tiercel.blocks import BlockKey
 from tiercel.store.figures import RAM, StoreCounters
@@ -17,6 +18,8 @@ from tiercel.store.policy import Choice, Prompt, choose
 
 # A tier that was priced out is read once in a while, lest it stays so for ever.
 _TRY_AGAIN_S = 5.0
+# Where that went unexpectedly well: as many more as it takes to believe it, with others or alone.
+_TRY_MORE_BLOCKS = 4
 
 
 class Chooser:
@@ -49,14 +52,17 @@ class Chooser:
         if choice.blocks < len(sources):
             self._counters.priced_out += len(sources) - choice.blocks
             if (source := sources[choice.blocks]) != RAM:
-                self._try_again_locked(self._traffic[source], keys[choice.blocks], now_s)
+                refused = zip(keys[choice.blocks :], sources[choice.blocks :], strict=True)
+                there = (key for key, place in refused if place == source)
+                self._try_again_locked(self._traffic[source], there, now_s)
         return choice
 
-    def _try_again_locked(self, traffic: Traffic, key: BlockKey, now_s: float) -> None:
-        """Read one block of a tier that was too slow to be used, for nobody: it may be better by now."""
-        speed = traffic.lane.speed
-        if now_s - max(speed.observed_at_s, self._tried_s.get(traffic.lane.name, 0.0)) < _TRY_AGAIN_S:
+    def _try_again_locked(self, traffic: Traffic, keys: Iterable[BlockKey], now_s: float) -> None:
+        """Read a block of a tier that was too slow to be used, for nobody: it may be better by now."""
+        speed, tried_s = traffic.lane.speed, self._tried_s.get(traffic.lane.name, 0.0)
+        promising = speed.promising() and tried_s < speed.observed_at_s
+        if not promising and now_s - max(speed.observed_at_s, tried_s) < _TRY_AGAIN_S:
             return
         self._tried_s[traffic.lane.name] = now_s
-        if self._read_for_nobody(key, traffic):
-            self._counters.probes += 1
+        for key in islice(keys, _TRY_MORE_BLOCKS if promising else 1):
+            self._counters.probes += self._read_for_nobody(key, traffic)

@@ -16,7 +16,7 @@ from tests.store.support import FaultyTier, disk, drop_ram, eventually
 
 from tiercel.engines.vllm import asker, scheduler
 from tiercel.engines.vllm.mover import CpuMover
-from tiercel.store import Hit, LaneOptions, TieredStore
+from tiercel.store import Hit, LaneOptions, PrefillCost, Prompt, TieredStore
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -99,6 +99,40 @@ def test_a_tier_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
         assert tier.fired > 0
         assert time.monotonic() - started_s < 5
         release.set()
+        engine.settled()
+
+
+@pytest.mark.parametrize(("read_s", "whole"), [(20.0, False), (0.05, True)], ids=["hangs", "slow"])
+def test_a_tier_that_turned_slow_is_waited_for_only_while_it_beats_computing(
+    tmp_path: Path, read_s: float, whole: bool
+) -> None:
+    """D36: the load was expected to take 50 ms, computing 0.8 s; the deadline is far away."""
+    (tmp_path / "disk").mkdir()
+    tier = FaultyTier(disk(tmp_path / "disk"))
+    store = toy_store((tier, LaneOptions(cap_bytes=1 << 30, deadline_s=60)))
+    with Toy(tmp_path, store, extra={"store.load_deadline": "20s"}).start() as engine:
+        engine.connector._scheduler.side._pace.prompt = lambda tokens, size: Prompt(
+            tokens, size, PrefillCost(token_s=0.005)
+        )
+        tokens = prompt(161)
+        engine.run("cold", tokens, 4)
+        engine.forget()
+        assert store.flush(10)
+        drop_ram(store)
+        release = threading.Event()
+
+        def late(keys: Any, records: Any) -> Any:
+            release.wait(read_s)
+            return tier.inner.read(keys, records)
+
+        tier.faults["read"] = late
+        started_s = time.monotonic()
+        request = engine.run("warm", tokens, 4)
+        took_s = time.monotonic() - started_s
+        release.set()
+        assert tier.fired > 0
+        assert took_s < 10
+        assert (engine.cached(request) == 160, engine.stats.get("loads_failed", 0)) == (whole, not whole)
         engine.settled()
 
 

@@ -54,6 +54,48 @@ def test_one_stall_is_no_verdict_and_a_lasting_change_is_seen_after_three_reads(
     assert speed.read_s(now_s) == pytest.approx(0.01)
 
 
+def pair(speed: TierSpeed, at_s: float, seconds: float) -> float:
+    one, two = speed.began(at_s), speed.began(at_s)
+    speed.ended(one, 1, at_s + seconds)
+    speed.ended(two, 1, at_s + seconds)
+    return at_s + seconds
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.01, 1.0), (1.0, 0.01)], ids=["slow", "fast"])
+def test_a_change_seen_only_in_company_is_believed_of_a_read_alone(before_s: float, after_s: float) -> None:
+    speed, now_s = TierSpeed(2), 0.0
+    for _ in range(5):
+        now_s = pair(speed, read(speed, now_s, before_s), before_s)
+    assert speed.read_s(now_s) == pytest.approx(before_s)
+    for _ in range(2):
+        now_s = pair(speed, now_s, after_s)
+    assert after_s / 2 <= speed.read_s(now_s) <= after_s
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.01, 1.0), (1.0, 0.01)], ids=["slow", "fast"])
+def test_a_change_seen_only_alone_is_believed_of_reads_in_company(before_s: float, after_s: float) -> None:
+    speed, now_s = TierSpeed(2), 0.0
+    for _ in range(5):
+        now_s = pair(speed, read(speed, now_s, before_s), before_s)
+    assert speed.gap_s(now_s) == pytest.approx(before_s / 2)
+    for _ in range(3):
+        now_s = read(speed, now_s, after_s)
+    assert after_s / 2 <= speed.gap_s(now_s) <= after_s
+
+
+def test_a_read_far_faster_than_usual_is_promising_until_it_is_usual() -> None:
+    speed, now_s = TierSpeed(2), 0.0
+    assert not speed.promising()
+    for _ in range(5):
+        now_s = read(speed, now_s, 1.0)
+    assert not speed.promising()
+    now_s = read(speed, now_s, 0.01)
+    assert speed.promising()
+    for _ in range(2):
+        now_s = read(speed, now_s, 0.01)
+    assert not speed.promising()
+
+
 def test_a_read_that_hangs_counts_while_it_hangs() -> None:
     speed, now_s = TierSpeed(2), 0.0
     for _ in range(5):

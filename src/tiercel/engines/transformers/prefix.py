@@ -24,8 +24,6 @@ from tiercel.store import RAM, Choice, Decision, Hit, PrefillCost, Prompt, Sight
 if TYPE_CHECKING:
     from tiercel.store import Store
 
-# A load that was expected to be quick is waited for a little longer than expected, then the rest is computed.
-_PATIENCE, _PATIENCE_SHARE = 2.0, 0.05
 # Computing while loading must promise to save at least this share.
 _MEET_SHARE = 0.02
 _COPY_WEIGHT = 0.2
@@ -90,8 +88,7 @@ class PrefixStore:
         if choice is None or cost is None:
             return Found(chain, hit.blocks, self._load_deadline_s, lookup_s=lookup_s, sources=sources)
         if choice.blocks == hit.blocks and choice.load_s <= cost.seconds(size):
-            patience_s = _PATIENCE * choice.load_s + _PATIENCE_SHARE * choice.recompute_s
-            deadline_s = min(self._load_deadline_s, patience_s)
+            deadline_s = min(self._load_deadline_s, choice.patience_s)
             return Found(chain, hit.blocks, deadline_s, False, choice, lookup_s, sources)
         in_ram = next((at for at, source in enumerate(sources) if source != RAM), hit.blocks)
         meet = choice.meet_s < choice.recompute_s * (1 - _MEET_SHARE)

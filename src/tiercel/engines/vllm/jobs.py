@@ -6,6 +6,7 @@ Tables hold vLLM's block ids per KV cache group, in token order; 0 is vLLM's nul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +35,8 @@ class LoadJob:
     """Blocks `start..stop-1` of a prompt go into engine blocks.
 
     The engine holds the first `skip_tokens` tokens of block `start` itself; the tables begin behind them.
-    `hashes` are those of blocks 0..stop-1, joined.
+    `hashes` are those of blocks 0..stop-1, joined. After `patience_s` it goes on only if it is faster than
+    computing these blocks, which takes `compute_s`; what it has not brought by then is computed.
     """
 
     request: str
@@ -43,11 +45,17 @@ class LoadJob:
     skip_tokens: int
     tables: tuple[Table, ...]
     owner: Owner = NOBODY
+    patience_s: float = math.inf
+    compute_s: float = 0.0
 
     @property
     def stop(self) -> int:
         """One past the last block."""
         return len(self.hashes) // HASH_BYTES
+
+    def worth_waiting(self, at: int, took_s: float) -> bool:
+        """Whether blocks came faster than computed ones when `at` was reached after `took_s`."""
+        return took_s * (self.stop - self.start) < self.compute_s * (at - self.start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tiercel.engines.vllm.hints import read_hints
 from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, Owner, SaveJob, Step, Table, writable_from
 from tiercel.engines.vllm.pace import Pace
 from tiercel.engines.vllm.stats import Tally
+from tiercel.store.figures import RAM
 from tiercel.store.policy import Decision, Hints
 
 if TYPE_CHECKING:
@@ -191,6 +192,10 @@ class SchedulerSide:
         assert tokens <= tracked.offered[1], (tokens, tracked.offered)
         assert (local + tokens) % size == 0, (tokens, tracked.offered)
         assert tracked.ask is not None
+        hit = tracked.ask.hit
+        patience = {}
+        if hit is not None and hit.choice is not None and set(hit.sources[local // size : stop]) - {RAM}:
+            patience = {"patience_s": hit.choice.patience_s, "compute_s": hit.choice.spared_s}
         self._loads.append(
             LoadJob(
                 request=request.request_id,
@@ -202,6 +207,7 @@ class SchedulerSide:
                     for table, of in zip(tables, self.grid.groups, strict=True)
                 ),
                 owner=tracked.ask.owner,
+                **patience,
             )
         )
         tracked.saved = max(tracked.saved, stop)

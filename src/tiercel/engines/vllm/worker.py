@@ -160,21 +160,32 @@ class WorkerSide:
         started_s = time.monotonic()
         at, nbytes = job.start, 0
         try:
-            chain = names.chain(job.request, job.hashes, job.owner)
-            plan = _Plan(self._layout, names.identity.block_tokens, job.tables, job.start, job.skip_tokens)
-            payload_bytes = self._layout.unit_bytes(names.identity.block_tokens)
-            batch = max(1, _BATCH_BYTES // payload_bytes)
-            with self._store.acquire(chain, max(0.0, until_s - time.monotonic()), job.start) as lease:
-                while at < job.stop and (ready := lease.ready(min(batch, job.stop - at))):
-                    if self._closing or any(block.payload.nbytes != payload_bytes for block in ready):
-                        break
-                    blocks = [(block.payload, plan.copies(block.index)) for block in ready]
-                    self._mover.load(mark, blocks)
-                    lease.advance(len(ready))
-                    at += len(ready)
-                    nbytes += sum(sum(copies.sizes) for _, copies in blocks)
+            for end_s in (min(until_s, started_s + job.patience_s), until_s):
+                for blocks, size in self._arriving(job, names, mark, at, end_s):
+                    at += blocks
+                    nbytes += size
+                if at == job.stop or not job.worth_waiting(at, time.monotonic() - started_s):
+                    break
         finally:
             self._loaded(job, at, nbytes, names.identity.block_tokens, time.monotonic() - started_s)
+
+    def _arriving(
+        self, job: LoadJob, names: Names, mark: Mark, at: int, until_s: float
+    ) -> Iterator[tuple[int, int]]:
+        """Copy blocks `at` and on in as they come, until `until_s`; yields how many, and their bytes."""
+        chain, tokens = names.chain(job.request, job.hashes, job.owner), names.identity.block_tokens
+        plan = _Plan(self._layout, tokens, job.tables, job.start, job.skip_tokens)
+        payload_bytes = self._layout.unit_bytes(tokens)
+        batch = max(1, _BATCH_BYTES // payload_bytes)
+        with self._store.acquire(chain, max(0.0, until_s - time.monotonic()), at) as lease:
+            while at < job.stop and (ready := lease.ready(min(batch, job.stop - at))):
+                if self._closing or any(block.payload.nbytes != payload_bytes for block in ready):
+                    return
+                blocks = [(block.payload, plan.copies(block.index)) for block in ready]
+                self._mover.load(mark, blocks)
+                lease.advance(len(ready))
+                at += len(ready)
+                yield len(ready), sum(sum(copies.sizes) for _, copies in blocks)
 
     def _save(self, job: SaveJob, names: Names, mark: Mark, until_s: float) -> None:
         started_s = time.monotonic()

@@ -19,6 +19,8 @@ from tiercel.store.policy.prefill import PrefillCost
 
 # A gain smaller than this share of the time is noise, and not worth a tier's work.
 _WORTH_SHARE = 0.02
+# A load that was expected to be quick is waited for a little longer than expected.
+_PATIENCE, _PATIENCE_SHARE = 2.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ class Choice:
     meet_s: float
     # The time expected if all blocks were loaded, for people to compare with.
     all_s: float = 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """How long the load may take before what it has not brought had better be computed."""
+        return _PATIENCE * self.load_s + _PATIENCE_SHARE * self.recompute_s
+
+    @property
+    def spared_s(self) -> float:
+        """Expected time to compute what is loaded."""
+        return self.recompute_s - (self.expected_s - self.load_s)
 
 
 def choose(
