@@ -1,7 +1,7 @@
 """Runs a Hugging Face causal language model, with the KV of its prompts restored from and kept in a store.
 
     tokens -> longest stored prefix copied into the cache -> rest prefilled block by block -> first token
-           -> prompt blocks stored, as far as there is room -> more tokens
+           -> prompt blocks stored, as far as there is room -> the cache's `prompt_done` -> more tokens
            -> prompt blocks without room before stored -> answer's blocks settled and stored
 
 Splits. A prefill is cut exactly at block boundaries, restored or not: bf16 results depend on how a sequence
@@ -29,18 +29,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jinja2 import TemplateError
 
 from tiercel.blocks import Chain
 from tiercel.codecs import marked
 from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.account import Account
+from tiercel.engines.transformers.answer import Answer
 from tiercel.engines.transformers.identity import model_identity
-from tiercel.engines.transformers.kv_cache import KVCache
+from tiercel.engines.transformers.kv_cache import KVCache, MakeCache
 from tiercel.engines.transformers.layout import BlockLayout
 from tiercel.engines.transformers.model import load_model
 from tiercel.engines.transformers.prefix import Found, PrefixStore, Restored
-from tiercel.engines.transformers.request import Delta, Event, FinishReason, Request, Result, Timing
+from tiercel.engines.transformers.prompts import chat_prompt, check_tokens, encode
+from tiercel.engines.transformers.request import Event, Request, Result, Timing
 from tiercel.engines.transformers.sampling import Sampler
 from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
@@ -110,6 +111,7 @@ class TransformersEngine:
         self.identity = model_identity(self.model, self.layout)
         self.prefix: PrefixStore | None = None
         self._adapter, self._load_deadline_s = adapter, load_deadline_s
+        self._make_cache: MakeCache = KVCache
         self._idle_cache: KVCache | None = None
         self.cost = PrefillEstimator()
         self._load_always = load_always
@@ -137,7 +139,7 @@ class TransformersEngine:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain `text`. Raises ModelError when the model folder has no tokenizer."""
-        return [int(one) for one in self._tokenizer()(text)["input_ids"]]
+        return encode(self.model, text)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next answer, by the model's chat template.
@@ -146,22 +148,7 @@ class TransformersEngine:
         answer, so all their full blocks are reused.
         Raises RequestError for messages that the template refuses, ModelError without a template.
         """
-        tokenizer = self._tokenizer()
-        if not tokenizer.chat_template:
-            raise ModelError(f"the tokenizer in {self.model.folder} has no chat template")
-        try:
-            ids = tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise RequestError(f"the model's chat template refuses these messages: {reason}") from None
-        return [int(one) for one in ids]
-
-    def _tokenizer(self) -> Any:
-        if self.model.tokenizer is None:
-            raise ModelError(f"model folder {self.model.folder} has no tokenizer")
-        return self.model.tokenizer
+        return chat_prompt(self.model, messages)
 
     # --- prompts ---
 
@@ -174,7 +161,7 @@ class TransformersEngine:
         salt: str | None = None,
     ) -> Prefill:
         """Prefill `tokens` and return the last token's logits, storing its full blocks if asked to."""
-        self._check_tokens(tokens, room=0)
+        check_tokens(self.model, tokens, room=0)
         chain = self.chain(tokens, salt) if use_cache else None
         cache, account = self._take_cache(len(tokens)), self._account(tokens, chain)
         try:
@@ -196,7 +183,7 @@ class TransformersEngine:
 
         Counts as a use of what it finds.
         """
-        self._check_tokens(tokens, room=0)
+        check_tokens(self.model, tokens, room=0)
         chain = self.chain(tokens, salt)
         account = self._account(tokens, chain)
         account.found = self._find(tokens, chain, _NO_HINTS)
@@ -324,7 +311,7 @@ class TransformersEngine:
         answer; what was prefilled is stored, nothing is leased. Take the iterator to its end for the
         answer's own blocks to be stored.
         """
-        self._check_tokens(request.tokens, room=1)
+        check_tokens(self.model, request.tokens, room=1)
         if request.stop and self.model.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the model folder has none")
         chain = self.chain(request.tokens, request.salt) if request.use_cache else None
@@ -333,7 +320,7 @@ class TransformersEngine:
     def _answer(self, request: Request, chain: Chain | None, stop: Callable[[], bool]) -> Iterator[Event]:
         limit = self._answer_tokens_max(request)
         cache = self._take_cache(len(request.tokens) + min(limit, _ANSWER_TOKENS_RESERVED))
-        answer = _Answer(self.model.eos_ids, StreamDecoder(self.model.tokenizer, request.stop), limit)
+        answer = Answer(self.model.eos_ids, StreamDecoder(self.model.tokenizer, request.stop), limit)
         sampler = Sampler(request, self.model.device)
         stored = 0
         keep = chain if request.hints.store else None
@@ -356,6 +343,8 @@ class TransformersEngine:
                 stored += self._save(keep, cache, prefilled.restored.blocks, blocks, 0.0, sight=sight)
                 self._pin(request, request.tokens)
                 store_s = time.perf_counter() - saving
+            if answer.finish_reason is None:
+                cache.prompt_done()
             decode_s = 0.0
             while answer.finish_reason is None:
                 begun = time.perf_counter()
@@ -396,7 +385,9 @@ class TransformersEngine:
     def _save_rest(self, request: Request, chain: Chain | None, cache: KVCache) -> int:
         """Store the prompt's blocks that found no room at once, now that nobody waits for the next token."""
         blocks = len(request.tokens) // self.block_tokens
-        if self.prefix is None or chain is None or (held := self.prefix.stored_blocks(chain)) >= blocks:
+        if self.prefix is None or chain is None or not cache.settles:
+            return 0
+        if (held := self.prefix.stored_blocks(chain)) >= blocks:
             return 0
         sight = request.hints.sight(Sight.AGAIN)
         return self._save(chain, cache, held, blocks, _ROOM_DEADLINE_S, sight=sight)
@@ -411,7 +402,7 @@ class TransformersEngine:
         """Recompute and store the full blocks that hold generated tokens; returns how many were stored."""
         tokens = [*request.tokens, *answer]
         first, last = len(request.tokens) // self.block_tokens, len(tokens) // self.block_tokens
-        if self.prefix is None or first == last:
+        if self.prefix is None or first == last or not cache.settles:
             return 0
         chain = self.chain(tokens, request.salt)
         assert chain is not None
@@ -423,21 +414,7 @@ class TransformersEngine:
         # The work is done, and its prompt was worth keeping.
         return self._save(chain, cache, first, last, _ROOM_DEADLINE_S, sight=request.hints.sight(Sight.SURE))
 
-    # --- checks and bookkeeping ---
-
-    def _check_tokens(self, tokens: Sequence[int], *, room: int) -> None:
-        context = self.model.context_tokens
-        if not tokens:
-            raise RequestError("the prompt is empty; accepted is one token or more")
-        if context is not None and len(tokens) + room > context:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens; {self.model.name} accepts up to {context - room}"
-                + (" and at least one for the answer" if room else "")
-            )
-        low, high = min(tokens), max(tokens)
-        if low < 0 or high >= self.model.vocab_tokens:
-            wrong = low if low < 0 else high
-            raise RequestError(f"token id {wrong} is outside the model's 0..{self.model.vocab_tokens - 1}")
+    # --- bookkeeping ---
 
     def _answer_tokens_max(self, request: Request) -> int:
         context = self.model.context_tokens
@@ -466,35 +443,10 @@ class TransformersEngine:
         """An empty cache with room for `tokens`: if free, the last one again, whose pages are touched."""
         cache, self._idle_cache = self._idle_cache, None
         if cache is None:
-            cache = KVCache(self.layout, self.model.device)
+            cache = self._make_cache(self.layout, self.model.device)
         cache.clear()
         cache.reserve(tokens, exactly=True)
         return cache
 
     def _give_back(self, cache: KVCache) -> None:
         self._idle_cache = cache
-
-
-class _Answer:
-    """The tokens of one answer so far, and whether it has ended."""
-
-    def __init__(self, eos_ids: frozenset[int], decoder: StreamDecoder, tokens_max: int) -> None:
-        self._eos_ids, self._tokens_max = eos_ids, tokens_max
-        self.decoder = decoder
-        self.tokens: list[int] = []
-        self.finish_reason: FinishReason | None = None
-        self.reused_tokens = 0
-
-    def add(self, token: int) -> Delta:
-        """Take the next token and say what it adds."""
-        self.tokens.append(token)
-        text = self.decoder.push(token)
-        if token in self._eos_ids or self.decoder.stopped:
-            self.finish_reason = "stop"
-        elif len(self.tokens) >= self._tokens_max:
-            self.finish_reason = "length"
-        if self.finish_reason is not None:
-            text += self.decoder.finish()
-        if self.decoder.stopped:
-            self.finish_reason = "stop"
-        return Delta(token, text, self.finish_reason, self.reused_tokens)

@@ -8,7 +8,8 @@ memory: blocks are copied in and out.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -17,25 +18,22 @@ from tiercel.engines.device import copy_in, copy_out
 from tiercel.engines.transformers.layout import BlockLayout, Run
 
 
-class _Slab:
+class Slab:
     """K and V buffers of a run of layers; grows as a whole, keeping what is already in it."""
 
-    def __init__(self, run: Run, dtype: torch.dtype, device: torch.device) -> None:
-        self._run, self._dtype, self._device = run, dtype, device
+    def __init__(self, run: Run, empty: Callable[..., torch.Tensor]) -> None:
+        self._run, self._empty = run, empty
         self._parts = self._allocate(0)
 
     def _allocate(self, capacity: int) -> list[torch.Tensor]:
         shape, layers = self._run.shape, self._run.layers
 
-        def empty(*sizes: int) -> torch.Tensor:
-            return torch.empty(sizes, dtype=self._dtype, device=self._device)
-
         if shape.key_dim == shape.value_dim:
-            return [empty(layers, 2, shape.kv_heads, capacity, shape.key_dim)]
+            return [self._empty(layers, 2, shape.kv_heads, capacity, shape.key_dim)]
         assert layers == 1
         return [
-            empty(1, 1, shape.kv_heads, capacity, shape.key_dim),
-            empty(1, 1, shape.kv_heads, capacity, shape.value_dim),
+            self._empty(1, 1, shape.kv_heads, capacity, shape.key_dim),
+            self._empty(1, 1, shape.kv_heads, capacity, shape.value_dim),
         ]
 
     def grow(self, capacity: int, keep: int) -> None:
@@ -65,7 +63,7 @@ class BufferedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transf
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, owner: KVCache, slab: _Slab, index: int) -> None:
+    def __init__(self, owner: KVCache, slab: Slab, index: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers has no types
         self._owner, self._slab, self._index = owner, slab, index
         self.length = 0
@@ -114,17 +112,29 @@ class BufferedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transf
 class KVCache(Cache):
     """The KV of one sequence, readable and writable by blocks. Not thread-safe; one owner at a time."""
 
+    # Whether the prompt's exact KV stays at hand, so that an answer's blocks can be settled and stored.
+    settles: ClassVar[bool] = True
+
     # Buffers grow by half, so a token is moved fewer than three times however long the sequence gets.
     _GROWTH = 1.5
 
     def __init__(self, layout: BlockLayout, device: torch.device) -> None:
-        self.layout = layout
+        self.layout, self.device = layout, device
         self.capacity = 0
-        self._slabs = [_Slab(run, layout.dtype, device) for run in layout.runs()]
+        self._slabs = [Slab(run, self._empty) for run in layout.runs()]
         self._buffered: list[BufferedLayer] = []
         for slab, run in zip(self._slabs, layout.runs(), strict=True):
-            self._buffered += [BufferedLayer(self, slab, index) for index in range(run.layers)]
+            for index in range(run.layers):
+                self._buffered.append(self._layer(slab, index))
         super().__init__(layers=list(self._buffered))
+
+    def _empty(self, *sizes: int) -> torch.Tensor:
+        """An uninitialised buffer for KV."""
+        return torch.empty(sizes, dtype=self.layout.dtype, device=self.device)
+
+    def _layer(self, slab: Slab, index: int) -> BufferedLayer:
+        """The next layer, which is number `index` of its run."""
+        return BufferedLayer(self, slab, index)
 
     @property
     def length(self) -> int:
@@ -144,6 +154,12 @@ class KVCache(Cache):
             slab.grow(self.capacity, keep)
         for layer in self._buffered:
             layer.rebind()
+
+    def prompt_done(self) -> None:
+        """The prompt is complete and saved, as far as there was room; its answer is decoded next.
+
+        Called once, before the first step of decoding. Nothing to do where all KV is kept as it is.
+        """
 
     def clear(self) -> None:
         """Forget all tokens; the buffers stay."""
@@ -191,3 +207,7 @@ class KVCache(Cache):
         start = index * self.layout.block_tokens
         stop = start + self.layout.block_tokens
         return [part for slab in self._slabs for part in slab.tokens(start, stop)]
+
+
+# How an engine makes the cache of a sequence, from the model's layout and device.
+MakeCache = Callable[[BlockLayout, torch.device], KVCache]
