@@ -24,8 +24,9 @@ from tiercel.store import RAM, Choice, Decision, Hit, PrefillCost, Prompt, Sight
 if TYPE_CHECKING:
     from tiercel.store import Store
 
-# Computing while loading must promise to save at least this share.
-_MEET_SHARE = 0.02
+# Computing while loading must promise to save at least this share of computing, and this one of loading: the
+# cores that compute are the ones that copy.
+_MEET_SHARE, _MEET_LOAD_SHARE = 0.02, 0.1
 _COPY_WEIGHT = 0.2
 _PREFETCH_GRACE_S = 5.0
 
@@ -87,7 +88,9 @@ class PrefixStore:
         sources = hit.sources
         if choice is None or cost is None:
             return Found(chain, hit.blocks, self._load_deadline_s, lookup_s=lookup_s, sources=sources)
-        if choice.blocks == hit.blocks and choice.load_s <= cost.seconds(size):
+        gain_s = choice.expected_s - choice.meet_s
+        quick = choice.load_s <= cost.seconds(size) or gain_s < _MEET_LOAD_SHARE * choice.expected_s
+        if choice.blocks == hit.blocks and quick:
             deadline_s = min(self._load_deadline_s, choice.patience_s)
             return Found(chain, hit.blocks, deadline_s, False, choice, lookup_s, sources)
         in_ram = next((at for at, source in enumerate(sources) if source != RAM), hit.blocks)

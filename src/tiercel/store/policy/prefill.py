@@ -13,7 +13,6 @@ and no clock.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -25,7 +24,9 @@ from numpy.typing import NDArray
 # Observations kept per size class (powers of two of new tokens and of context).
 _PER_CLASS = 5
 _CLASSES_MAX = 64
-_ROUNDS, _SHARP_ROUNDS = 12, 4
+_ROUNDS, _SHARP_ROUNDS = 8, 4
+# Rounds end when none of the times expected moves by more than this share.
+_SETTLED = 1e-3
 _ERROR_MIN = 0.02
 # Relative error at which an observation counts half.
 _HALF_WEIGHT_ERROR = 0.15
@@ -33,6 +34,8 @@ _SECONDS_MIN, _SECONDS_MAX = 1e-6, 3600.0
 # Sets of terms to try (fixed, per token, per pair), simplest belief first: with few sizes seen several fit
 # equally well, and a term more must earn its place.
 _TERM_SETS = ([1], [1, 2], [0, 1], [0, 1, 2], [2], [0, 2], [0])
+# What a term must explain to be believed in, and the share of it that the others must leave unexplained.
+_GAIN_MIN, _ALIKE = 1e-9, 1e-10
 # When all but one of the latest few, of whatever size, say that the engine is faster or slower, it is.
 _LATEST, _LEVEL_NOISE = 5, 1.2
 
@@ -114,16 +117,19 @@ def _fit(seen: list[tuple[int, int, float]]) -> PrefillCost:
     terms = np.stack([np.ones_like(tokens), tokens, tokens * (context + tokens / 2)], axis=1)
     # To begin with: in proportion to the tokens, at the middle speed, which no outlier leads astray.
     answer = np.array([0.0, float(np.median(seconds / tokens)), 0.0])
-    for round_ in range(_ROUNDS):
-        expected = terms @ answer
-        errors = np.abs(np.log(np.maximum(expected, _SECONDS_MIN) / seconds))
-        if round_ < _ROUNDS - _SHARP_ROUNDS:
-            weights = 1.0 / np.maximum(errors, _ERROR_MIN)
-        else:
-            weights = 1.0 / (1.0 + (errors / _HALF_WEIGHT_ERROR) ** 2)
-        # Relative to what is seen or expected, whichever is more: else a time far too short weighs most.
-        against = np.maximum(seconds, expected)
-        answer = _non_negative(terms / against[:, None], seconds / against, weights)
+    for sharp in (False, True):
+        for _ in range(_SHARP_ROUNDS if sharp else _ROUNDS):
+            expected = terms @ answer
+            errors = np.abs(np.log(np.maximum(expected, _SECONDS_MIN) / seconds))
+            if sharp:
+                weights = 1.0 / (1.0 + (errors / _HALF_WEIGHT_ERROR) ** 2)
+            else:
+                weights = 1.0 / np.maximum(errors, _ERROR_MIN)
+            # Relative to what is seen or expected, whichever is more: else a time far too short weighs most.
+            against = np.maximum(seconds, expected)
+            before, answer = expected, _non_negative(terms / against[:, None], seconds / against, weights)
+            if (np.abs(terms @ answer - before) <= _SETTLED * before).all():
+                break
     return PrefillCost(*(float(value) for value in answer))
 
 
@@ -131,19 +137,45 @@ def _non_negative(
     terms: NDArray[np.float64], wanted: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Weighted least squares of `terms @ x = wanted` with x >= 0: of all sets of active terms the best."""
-    root = np.sqrt(weights)
     scale = np.abs(terms).max(axis=0)
     scale[scale == 0.0] = 1.0
-    scaled, wanted = terms * root[:, None] / scale, wanted * root
-    best: NDArray[np.float64] = np.zeros(terms.shape[1])
-    least = math.inf
+    scaled = terms / scale
+    weighted = scaled * weights[:, None]
+    products: list[list[float]] = (scaled.T @ weighted).tolist()
+    right: list[float] = (wanted @ weighted).tolist()
+    best, gained = [0.0] * len(right), 0.0
     for columns in _TERM_SETS:
-        part, *_ = np.linalg.lstsq(scaled[:, columns], wanted, rcond=1e-9)
-        if (part < 0).any():
+        part = _solved(
+            [[products[row][at] for at in columns] for row in columns], [right[at] for at in columns]
+        )
+        if part is None or min(part) < 0:
             continue
-        error = float(np.sum((scaled[:, columns] @ part - wanted) ** 2))
-        if error < least - 1e-9:
-            best, least = np.zeros(terms.shape[1]), error
-            best[columns] = part
-    answer: NDArray[np.float64] = best / scale
+        # By how much the sum of squares is smaller than without any term.
+        gain = sum(value * right[at] for value, at in zip(part, columns, strict=True))
+        if gain > gained + _GAIN_MIN:
+            best, gained = [0.0] * len(right), gain
+            for value, at in zip(part, columns, strict=True):
+                best[at] = value
+    answer: NDArray[np.float64] = np.array(best) / scale
     return answer
+
+
+def _solved(products: list[list[float]], right: list[float]) -> list[float] | None:
+    """The solution of a few normal equations, by elimination; None where terms cannot be told apart.
+
+    Plain numbers: for three unknowns a library's call takes longer than the work, and a scheduler waits.
+    """
+    rows = [[*row, value] for row, value in zip(products, right, strict=True)]
+    for at, row in enumerate(rows):
+        if row[at] <= _ALIKE * products[at][at]:
+            return None
+        for below in rows[at + 1 :]:
+            factor = below[at] / row[at]
+            for column in range(at, len(row)):
+                below[column] -= factor * row[column]
+    solution: list[float] = []
+    for at in range(len(rows) - 1, -1, -1):
+        *known, value = rows[at][at + 1 :]
+        value -= sum(one * found for one, found in zip(known, reversed(solution), strict=True))
+        solution.append(value / rows[at][at])
+    return solution[::-1]
