@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -34,21 +34,22 @@ class Ask:
     """One question: how much of a prompt is cached. The fields after `until_s` are the asker's to set.
 
     `adapter` is (vLLM's number, path) of the request's adapter; `known` turns true once `owner` has its
-    digest. `hit` is set last, after `there`, the blocks that every shard has. With a `prompt` the store
-    chooses how much of a hit is worth loading. What is found is kept for `pin_s`, and with `prefetch` brought
-    to RAM.
+    digest. `price()` is asked what computing the prompt costs; with that, `prompt`, the store chooses how
+    much of a hit is worth loading. `hit` is set last, after `there`, the blocks that every shard has. What is
+    found is kept for `pin_s`, and with `prefetch` brought to RAM.
     """
 
     request: str
     hashes: bytes
     adapter: tuple[int, str] | None
-    prompt: Prompt | None = None
+    price: Callable[[], Prompt | None]
     salt: str | None = field(default=None, repr=False)
     pin_s: float = 0.0
     prefetch: bool = False
     until_s: float = field(default_factory=lambda: time.monotonic() + ASK_DEADLINE_S)
     owner: Owner = NOBODY
     known: bool = False
+    prompt: Prompt | None = None
     there: int = 0
     hit: Hit | None = None
     answered_s: float = 0.0
@@ -150,6 +151,7 @@ class Asker:
         left_s = question.until_s - time.monotonic()
         if left_s <= 0 or not question.hashes:
             return
+        question.prompt = question.price()
         # With others waiting, only what is known without asking around.
         probe_s = min(_PROBE_S, left_s) if self._queue.empty() else 0.0
         shortest: Hit | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tiercel.blocks import Identity
@@ -332,9 +333,9 @@ class SchedulerSide:
             tracked.ask = None
             return
         adapter = None if lora is None else (lora.lora_int_id, lora.lora_path)
-        prompt = self._pace.prompt(request.num_tokens, self.grid.block_tokens)
+        price = partial(self._pace.prompt, request.num_tokens, self.grid.block_tokens)
         tracked.ask = Ask(
-            request.request_id, bytes(tracked.hashes[: blocks * HASH_BYTES]), adapter, prompt,
+            request.request_id, bytes(tracked.hashes[: blocks * HASH_BYTES]), adapter, price,
             salt=request.cache_salt, pin_s=tracked.hints.pin_s,
             prefetch=tracked.hints.prefetch and not tracked.brought_up,
         )  # fmt: skip
