@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "tiercel"
 # A package may import those to its right, never those to its left; inside functions too.
 ORDER = (
     "__main__ cli testing web demo doctor engines plan eval bench attention service store tiers codecs "
-    "memory blocks geometry models report config errors"
+    "memory blocks geometry models report migrate config errors"
 ).split()
 
 # Who may import a heavy library: when the module is loaded, or only inside a function.

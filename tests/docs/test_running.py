@@ -27,7 +27,7 @@ from tiercel import cli
 from tiercel.tiers.files import FilesTier
 
 # How a command is run, by its name.
-HERE = {"size", "plan", "simulate", "config", "cache ls", "cache verify", "cache clear", "cache copy"}
+HERE = {"size", "plan", "simulate", "migrate", "config", "cache ls", "cache verify", "cache clear", "cache copy"}
 DAEMON = {"daemon", "daemon status"}
 # Asked of a running `tiercel serve`.
 SERVER = {"explain", *(f"cache {name}" for name in ("prefetch", "pin", "unpin", "demote", "drop"))}
@@ -89,6 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         f'[ram]\nsize = "2MiB"\n[[tiers]]\npath = "{tmp_path}/tiercel"\nsize = "64MiB"\n'
         f'[[tiers]]\npath = "{tmp_path}/objects"\nsize = "64MiB"\n'
     )
+    (tmp_path / "lmcache.yaml").write_text("max_local_cpu_size: 60\nlocal_disk: /var/cache/lmcache\n")
     (tmp_path / "token").write_text("a-token-of-some-length\n")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert cli.run(["simulate", "synth", "--requests", "300", "-o", "trace.jsonl"]) == 0

@@ -56,6 +56,9 @@ COMMANDS: dict[str, Row] = {
     "dashboard": Row("tiercel.cli.dashboard:command", "Watch it in a browser; the planner beside it.", RUN),
     "top": Row("tiercel.cli.top:command", "Watch a running daemon or server in the terminal.", RUN),
     "doctor": Row("tiercel.cli.doctor:command", "Check this host, the configuration and what runs.", RUN),
+    "migrate": Row(
+        "tiercel.cli.migrate:command", "A configuration from LMCache's, or from vLLM's flags.", RUN
+    ),
     "config": Row("tiercel.cli.config:command", "Show every setting and where it was set.", RUN),
 }
 

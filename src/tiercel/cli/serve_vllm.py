@@ -25,6 +25,7 @@ import click
 from tiercel.cli.children import Child
 from tiercel.cli.notify import NOTIFY_VARIABLE, notify
 from tiercel.config import Config
+from tiercel.config.connector import kv_transfer_config
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError, DaemonError
 from tiercel.service.connecting import reach
@@ -98,16 +99,9 @@ def plan(
     if path is None:
         # Of this server alone; one per port, for no two servers share that.
         path = private_socket("").with_name(f"serve-{port}.sock")
-    transfer = {
-        "kv_connector": "TiercelConnector",
-        "kv_connector_module_path": "tiercel.engines.vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "daemon.socket": str(path),
-            "store.load_deadline": f"{config.store.load_deadline_s:g}s",
-        },
-    }
+    transfer = kv_transfer_config(
+        {"daemon.socket": str(path), "store.load_deadline": f"{config.store.load_deadline_s:g}s"}
+    )
     engine = [*_program(model), "--host", config.serve.host, "--port", str(port)]
     if name is not None:
         engine += ["--served-model-name", name]

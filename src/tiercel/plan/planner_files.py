@@ -10,6 +10,7 @@ import math
 import shlex
 
 from tiercel.config import format_bytes
+from tiercel.config.connector import kv_transfer_config
 from tiercel.plan.planner_inputs import PlanRequest
 from tiercel.plan.planner_sheet import Scope
 
@@ -17,8 +18,6 @@ GIB = 2**30
 LEAST_BYTES = 2**30
 GPUS_PER_HOST = 8
 DISK_PATH = "/var/lib/tiercel/blocks"
-CONNECTOR = "TiercelConnector"
-CONNECTOR_MODULE = "tiercel.engines.vllm"
 CONFIG_FILE = "tiercel.toml"
 VLLM_NOTE = f"with this {CONFIG_FILE} in the directory it is started from"
 
@@ -61,13 +60,7 @@ def _part(size_bytes: float, hosts: int) -> int:
 def vllm_command(request: PlanRequest) -> str:
     """How vLLM is started for this plan, with the connector and the sizes of the plan's `tiercel.toml`."""
     hardware, storage, traffic = request.hardware, request.storage, request.traffic
-    transfer = {
-        "kv_connector": CONNECTOR,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"config": CONFIG_FILE},
-    }
+    transfer = kv_transfer_config({"config": CONFIG_FILE})
     words = ["vllm", "serve", request.model.name]
     if hardware.tp > 1:
         words += ["--tensor-parallel-size", str(hardware.tp)]
