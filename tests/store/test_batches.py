@@ -144,7 +144,7 @@ def test_what_comes_to_and_leaves_each_place_is_told_to_its_scope_only(tmp_path:
             (here.add if event.stored else here.discard)((event.key, event.place))
     with store.lock:
         ram = {entry.key for entry in store.ram.entries() if entry.key.startswith(mine.tag)}
-        on_disk = {key for key in chain(12, 1, of=mine).keys if store._traffic[0].lane.has(key)}
+        on_disk = {key for key in chain(12, 1, of=mine).keys if store.below.traffic[0].lane.has(key)}
     assert {key for key, place in here if place == "ram"} == ram
     assert {key for key, place in here if place == "disk"} == on_disk
     assert ram

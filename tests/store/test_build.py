@@ -70,8 +70,8 @@ def resident_pages() -> int:
 def test_admission_and_budgets_are_applied(tmp_path: Path) -> None:
     with open_store(configured(tmp_path), PAYLOAD) as store:
         assert store.admission is None
-        assert store._traffic[0].lane.options.write_per_day_bytes is None
+        assert store.below.traffic[0].lane.options.write_per_day_bytes is None
     settings = {"store__admission": "second-sight", "tiers__0__write_per_day": "50GB"}
     with open_store(configured(tmp_path, **settings), PAYLOAD) as store:
         assert store.admission is not None
-        assert store._traffic[0].lane.options.write_per_day_bytes == 50 * 10**9
+        assert store.below.traffic[0].lane.options.write_per_day_bytes == 50 * 10**9

@@ -24,7 +24,7 @@ def test_each_tier_gets_blocks_as_its_write_mode_says() -> None:
     with make_store(*((tier, LaneOptions(write=mode)) for tier, mode in modes)) as store:
         assert put(store, chain(4)) == 4
         with store.lock:
-            while store._traffic[0].lane.pending_writes:
+            while store.below.traffic[0].lane.pending_writes:
                 store.lock.wait(1)
         assert [tier.contains(chain(4).keys) for tier in (through, on_evict, off)] == [
             [True] * 4,

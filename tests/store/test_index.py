@@ -85,7 +85,7 @@ def test_a_tier_at_its_cap_gives_up_leaves_before_their_parents(tmp_path: Path) 
                     get(store, chain(length, seed))
                 else:
                     store.lookup(chain(length, seed), 0)
-                listed = set(store._traffic[0].lane.index.keys_of(None))
+                listed = set(store.below.traffic[0].lane.index.keys_of(None))
                 for each in range(4):
                     there = [key in listed for key in chain(8, each).keys]
                     assert there == sorted(there, reverse=True), "a parent left before its child"

@@ -139,7 +139,9 @@ def test_what_is_written_is_the_beginning_of_a_prompt(
     with make_store((disk(tmp_path / "c"), budgeted(tmp_path, 1)), slots=64) as store:
         put(store, chain(10))
         with store.lock:
-            on_disk = [store.in_tier_locked(key) or bool(store.ram.get(key).holds) for key in chain(10).keys]
+            on_disk = [
+                store.below.has_locked(key) or bool(store.ram.get(key).holds) for key in chain(10).keys
+            ]
         assert on_disk == [True] * 4 + [False] * 6
 
 
@@ -148,7 +150,7 @@ def test_what_was_dropped_from_the_queue_is_given_back_to_the_budget(tmp_path: P
     options = LaneOptions(write_per_day_bytes=24 * 5 * RECORD, deadline_s=0.2)
     with make_store((tier, options), slots=64) as store:
         with store.lock:
-            traffic = store._traffic[0]
+            traffic = store.below.traffic[0]
             budget = traffic._budget
             assert budget is not None
             before = budget._left
@@ -163,7 +165,7 @@ def test_what_was_dropped_from_the_queue_is_given_back_to_the_budget(tmp_path: P
             put_in = [store.ram.get(key) for key in chain(3).keys]
             for entry in put_in:
                 assert entry is not None
-                store._traffic[0].lane.index.forget([entry.key])
+                store.below.traffic[0].lane.index.forget([entry.key])
                 entry.offered = 0
             assert traffic.spill_locked(put_in[0])  # type: ignore[arg-type]
             assert before - budget._left == pytest.approx(4 * RECORD, rel=1e-3)
@@ -185,4 +187,4 @@ def test_a_block_stored_again_is_not_written_back_when_its_tier_evicts_it(tmp_pa
             put(store, other)
             store.flush(10)
         with store.lock:
-            assert [store.in_tier_locked(key) for key in chain(2).keys] == [True, False]
+            assert [store.below.has_locked(key) for key in chain(2).keys] == [True, False]

@@ -79,7 +79,7 @@ def test_a_broken_tier_is_probed_by_one_call_at_a_time_and_what_waits_for_it_is_
         opened_breaker(tier, store)
         with store.lock:
             # Doubted blocks would not be asked for at all.
-            store._traffic[0].lane.index._doubted.clear()
+            store.below.traffic[0].lane.index._doubted.clear()
         got: list[list[str]] = []
         reader = threading.Thread(target=lambda: got.append(get(store, chain(8), 30)))
         reader.start()
@@ -106,7 +106,7 @@ def test_a_probe_that_finds_nothing_lets_the_tier_back_in_on_approval(tier: Held
         drop_ram(store)
         opened_breaker(tier, store)
         with store.lock:
-            store._traffic[0].lane.index._doubted.clear()
+            store.below.traffic[0].lane.index._doubted.clear()
         opened = store.stats().tiers[0].counters.breaker_opened
         failed = store.stats().tiers[0].counters.failed
         tier.faults["read"] = first_is_gone
@@ -200,7 +200,7 @@ def test_of_two_chains_with_one_beginning_only_what_follows_the_dropped_block_go
             assert branch.keys[0] == trunk.keys[0]
             put(store, branch)
         with store.lock:
-            traffic = store._traffic[0]
+            traffic = store.below.traffic[0]
             traffic._waiting_max = traffic.lane.pending_writes
             store.ram.touch(scope().chain(one).keys[:2])
             fence = store.ram.touch(scope().chain(other).keys[:2]) - 3

@@ -38,7 +38,7 @@ def in_ram(store: TieredStore, of: Chain) -> int:
 
 
 def listed(store: TieredStore, of: Chain) -> int:
-    index = store._traffic[0].lane.index
+    index = store.below.traffic[0].lane.index
     with store.lock:
         return sum(index.has(key, 0.0) for key in of.keys)
 

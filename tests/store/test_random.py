@@ -177,7 +177,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert stats.used_bytes == file_bytes(self.folder) <= CAP, stats
 
     def purging(self) -> bool:
-        return any(one._traffic[0].lane.index.purging for one in self.opened)
+        return any(one.below.traffic[0].lane.index.purging for one in self.opened)
 
     def teardown(self) -> None:
         for store in self.opened:

@@ -35,7 +35,7 @@ def open_on(root: Path, cap_bytes: int | None = CAP, slots: int = 64) -> TieredS
 
 
 def lane(store: TieredStore) -> Lane:
-    return store._traffic[0].lane
+    return store.below.traffic[0].lane
 
 
 def in_step(store: TieredStore) -> None:

@@ -286,7 +286,7 @@ class World:
 
 
 def purging(store: TieredStore) -> bool:
-    return any(traffic.lane.index.purging for traffic in store._traffic)
+    return any(traffic.lane.index.purging for traffic in store.below.traffic)
 
 
 def content(key: BlockKey, age: int) -> bytes:

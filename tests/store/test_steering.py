@@ -254,7 +254,7 @@ def test_records_that_only_the_place_knows_of_are_deleted_too(tmp_path: Path) ->
         assert store.flush(10)
         drop_ram(store)
         with store.lock:
-            store._traffic[0].lane.index.forget(chain(3).keys)
+            store.below.traffic[0].lane.index.forget(chain(3).keys)
         assert store.drop(chain(3), 5) == 0
         assert file_bytes(tmp_path / "c") == 0
 

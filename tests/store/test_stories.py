@@ -347,7 +347,7 @@ def test_the_tiers_cap_takes_leaves_before_their_parents_also_after_reading(tmp_
         put(store, chain(8, seed=1))
         assert store.flush(30)
         drop_ram(store)
-        there = [key in store._traffic[0].lane.index.keys_of(None) for key in chain(8).keys]
+        there = [key in store.below.traffic[0].lane.index.keys_of(None) for key in chain(8).keys]
         assert there == sorted(there, reverse=True), "a parent left before its child"
         assert 0 < sum(there) < 8
         assert store.lookup(chain(8, seed=1)).blocks == 8

@@ -30,7 +30,7 @@ from tiercel.blocks.record import ENCRYPTED_CODEC, RAW_CODEC, header_info, write
 from tiercel.codecs import LOSSY, BlockShape, LossyTiers, Mark, codec_named, codec_of, marked
 from tiercel.config import Config, TierConfig
 from tiercel.errors import EngineError
-from tiercel.store import open_store
+from tiercel.store import TieredStore, open_store
 from tiercel.store.copying import copy
 from tiercel.store.inspect import CachePlace
 from tiercel.store.scopes import label_of
@@ -261,6 +261,36 @@ def test_a_codec_of_another_release_is_a_miss_and_the_record_stays() -> None:
 # Bounds and bytes that nobody of us wrote.
 
 
+@pytest.mark.parametrize("name", ["lossless", *LOSSY])
+def test_no_byte_of_an_encoded_record_can_change_unseen(name: str) -> None:
+    """Byte for byte: whatever is flipped is a miss, or lies in the padding behind the payload."""
+    shape, payload = BlockShape("bfloat16", (1, 2, 2, 96, 32)), 1 * 2 * 2 * 96 * 32 * 2
+    who = exact() if name == "lossless" else marked(exact(), LossyTiers((name,)), shape, payload)
+    chain = chain_of(who)
+    wrote = buffer(record_bytes(payload))
+    payload_of(wrote, payload)[:] = numbers()[: payload // 2].tobytes()
+    seal(wrote, chain, 0, payload, time.time_ns())
+    inner = MemoryTier()
+    tier = coded(inner, codec_of(name))
+    tier.write([chain.keys[0]], [wrote])
+    lies = at_rest(inner, chain)
+    header = parse(lies)
+    assert isinstance(header, Header)
+    assert header.codec
+    whole = buffer(len(wrote))
+    assert tier.read([chain.keys[0]], [whole])[0].fate is Fate.OK
+    end = HEADER_BYTES + header.payload_bytes
+    for at in range(len(lies)):
+        flipped, into = bytearray(lies), buffer(len(wrote))
+        flipped[at] ^= 1 if at % 2 else 255
+        inner.write([chain.keys[0]], [memoryview(flipped)])
+        fate = tier.read([chain.keys[0]], [into])[0].fate
+        if at < end:
+            assert fate is not Fate.OK or isinstance(verify(into, chain.keys[0]), str), at
+        elif fate is Fate.OK:
+            assert into == whole
+
+
 def test_noise_is_stored_plain_and_no_record_gets_longer() -> None:
     inner, chain = MemoryTier(), chain_of(exact())
     made = buffer(RECORD)
@@ -382,9 +412,8 @@ def test_a_cap_holds_as_many_blocks_as_take_its_bytes(tmp_path: Path, codec: str
         assert store.stats().lossy == (("int4",) if codec == "int4" else ())
 
 
-def tier_of(store: object) -> Tier:
-    assert hasattr(store, "_traffic")
-    tier = store._traffic[0].lane.tier
+def tier_of(store: TieredStore) -> Tier:
+    tier = store.below.traffic[0].lane.tier
     assert isinstance(tier, Coded)
     return tier
 

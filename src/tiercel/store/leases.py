@@ -81,7 +81,7 @@ class ReadLease:
             self._wanted = [_Wanted(source) for source in store.walk_locked(self._keys)]
             store.leases.add(self)
             found = len(chain) if backward else start + len(self._wanted)
-            store.touch_tiers_locked(chain.keys[:found])
+            store.below.touch_locked(chain.keys[:found])
             for want, key in zip(self._wanted, self._keys, strict=False):
                 entry = store.ram.get(key)
                 if entry is not None and entry.state is State.READY:
@@ -150,7 +150,7 @@ class ReadLease:
         """Wait until the next block is READY. False: it will not be, or not in time."""
         store = self._store
         while self._open and not store.closing:
-            store.give_up_locked()
+            store.below.give_up_locked()
             self._pump_locked()
             if self._at >= len(self._wanted):
                 return False
@@ -162,7 +162,7 @@ class ReadLease:
                     return False
                 continue
             left_s = self._until_s - time.monotonic()
-            if left_s <= 0 or store.stuck_locked(want.source):
+            if left_s <= 0 or store.below.stuck_locked(want.source):
                 store.counters.loads_timed_out += 1
                 return False
             store.lock.wait(min(left_s, _WAKE_S))
@@ -190,7 +190,7 @@ class ReadLease:
         store, key, want = self._store, self._keys[position], self._wanted[position]
         entry = store.ram.get(key)
         if entry is None or entry.state is State.WRITING:
-            lane = store.lane_of_locked(key)
+            lane = store.below.source_of_locked(key)
             if lane is None or entry is not None:
                 self._cut_locked(position)
                 return False
@@ -255,7 +255,7 @@ class WriteLease:
             self._base = store.ram.touch(chain.keys, rises=not self._low)
             self._fence = self._base - len(chain) - 1
             # Room for the new blocks must not be made by evicting their own parents.
-            store.touch_tiers_locked(chain.keys)
+            store.below.touch_locked(chain.keys)
             store.family.note(chain.keys[max(0, start - 1) : stop])
             store.scopes.note(chain)
             store.leases.add(self)
@@ -348,12 +348,12 @@ class WriteLease:
                     # Taken under the lock: closing the arena leaves views that exist alone.
                     return entry, store.arena.view(slot)
                 left_s = self._until_s - time.monotonic()
-                if left_s <= 0 and not pushed and store.make_way_locked(self._fence):
+                if left_s <= 0 and not pushed and store.below.make_way_locked(self._fence):
                     pushed = True
                     continue
                 if left_s <= 0 or not wait:
                     return None
-                store.give_up_locked()
+                store.below.give_up_locked()
                 self._wait_for_slot_locked(min(left_s, _WAKE_S))
         return None
 

@@ -157,7 +157,7 @@ class Watch:
         with store.lock:
             held = [(RAM, tag, blocks, blocks * slot_bytes) for tag, blocks in store.ram.scopes(_SCOPES_MAX)]
             counts = [store.ram.scope_count]
-        for index, name in store.indexes():
+        for index, name in store.below.indexes():
             with store.lock:
                 held += [(name, tag, blocks, nbytes) for tag, blocks, nbytes in index.scopes(_SCOPES_MAX)]
                 counts.append(index.scope_count)
@@ -179,7 +179,7 @@ class Watch:
         store, asked, found = self._store, list(keys), {}
         for start in range(0, len(asked), _AT_ONCE):
             with store.lock:
-                indexes = list(store.indexes())
+                indexes = list(store.below.indexes())
                 for key in asked[start : start + _AT_ONCE]:
                     places: dict[str, int] = {}
                     entry = store.ram.get(key)

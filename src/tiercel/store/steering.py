@@ -37,7 +37,7 @@ def demote(store: TieredStore, chain: Chain, deadline_s: float) -> int:
         left = store.family.own(chain.keys, lambda key: store.ram.get(key) is not None)
         left.reverse()
         while not store.closing:
-            store.give_up_locked()
+            store.below.give_up_locked()
             waiting: list[BlockKey] = []
             for key in left:
                 entry = store.ram.get(key)
@@ -45,7 +45,7 @@ def demote(store: TieredStore, chain: Chain, deadline_s: float) -> int:
                     continue
                 if _busy_locked(store, entry):
                     waiting.append(key)
-                elif not store.pinned_locked(key) and store.in_tier_locked(key):
+                elif not store.pinned_locked(key) and store.below.has_locked(key):
                     store.ram.remove(entry)
                     freed += 1
             left_s = until_s - time.monotonic()
@@ -62,7 +62,7 @@ def _busy_locked(store: TieredStore, entry: Entry) -> bool:
     """Whether a block is being filled, written down or read, and may be free later."""
     if entry.state is State.WRITING:
         return True
-    return store.spill_one_locked(entry) or entry.holds > 0
+    return store.below.spill_locked(entry) or entry.holds > 0
 
 
 def drop(store: TieredStore, chain: Chain, deadline_s: float) -> int:
@@ -82,7 +82,8 @@ def drop(store: TieredStore, chain: Chain, deadline_s: float) -> int:
             if isinstance(lease, WriteLease):
                 lease.drop_locked(frozenset(doomed))
         store.unpin_locked(doomed)
-        store.count_dropped_locked(doomed)
+        store.counters.ram_dropped += sum(store.ram.get(key) is not None for key in doomed)
+        store.below.count_dropped_locked(doomed)
         for key in reversed(doomed):
             entry = store.ram.get(key)
             if entry is not None:
@@ -90,7 +91,7 @@ def drop(store: TieredStore, chain: Chain, deadline_s: float) -> int:
         store.counters.dropped += len(gone)
         store.lock.notify_all()
     if doomed:
-        for done in store.forget_in_tiers(doomed):
+        for done in store.below.forget(doomed):
             done.wait(max(0.0, until_s - time.monotonic()))
     return len(gone)
 

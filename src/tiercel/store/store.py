@@ -16,16 +16,16 @@ from tiercel.blocks.record import HEADER_BYTES
 from tiercel.codecs import LossyTiers
 from tiercel.memory import Arena
 from tiercel.store import steering
+from tiercel.store.below import Below
 from tiercel.store.choosing import Chooser
 from tiercel.store.family import Family
 from tiercel.store.faults import FaultLog
 from tiercel.store.figures import RAM, Hit, StoreCounters, StoreStats
 from tiercel.store.journal import Events, Journal
 from tiercel.store.lane import Lane
-from tiercel.store.lane_index import LaneIndex
 from tiercel.store.leases import ReadLease, WriteLease
 from tiercel.store.movement import Traffic
-from tiercel.store.options import LaneOptions, WriteMode
+from tiercel.store.options import LaneOptions
 from tiercel.store.overview import Overview, Watch
 from tiercel.store.pins import Pins
 from tiercel.store.policy import Decision, Prompt, SecondSight, Sight
@@ -41,8 +41,6 @@ _PREFETCH_QUEUE = 64
 _PINNED_SHARE = 0.5
 # On-evict tiers are written ahead of need once fewer than this share of the slots is free.
 _SPILL_AHEAD_SHARE = 1 / 8
-# A tier that has work of its own to end gets this long for it, also when writing took the whole deadline.
-_TIER_CLOSE_S = 0.5
 
 
 class TieredStore:
@@ -76,21 +74,22 @@ class TieredStore:
         self.sessions = Sessions()
         self._pins = Pins(int((arena.slots - arena.reserved) * _PINNED_SHARE))
         self._faults = FaultLog()
-        self._traffic = [
-            Traffic(
-                Lane(tier, options, self.lock, self._protected_locked, self._faults, self._journal),
-                self.ram,
-                self.lock,
-                self.counters,
-                number,
-            )
-            for number, (tier, options) in enumerate(tiers)
-        ]
-        self._chooser = Chooser(self._traffic, self.counters, self._read_for_nobody_locked)
+        self.below = Below(
+            [
+                Traffic(
+                    Lane(tier, options, self.lock, self._protected_locked, self._faults, self._journal),
+                    self.ram,
+                    self.lock,
+                    self.counters,
+                    number,
+                )
+                for number, (tier, options) in enumerate(tiers)
+            ]
+        )
+        self._chooser = Chooser(self.below.traffic, self.counters, self._read_for_nobody_locked)
         self._prefetches: set[Future[int]] = set()
         self._prefetchers = Workers("prefetch", 1, _PREFETCH_QUEUE)
-        for traffic in self._traffic:
-            traffic.scan()
+        self.below.scan()
 
     # Finding.
 
@@ -108,7 +107,7 @@ class TieredStore:
         with self.lock:
             sources = self.walk_locked(keys)
         until_s = time.monotonic() + deadline_s
-        while deadline_s > 0 and len(sources) < len(keys) and self._probe(keys[len(sources) :], until_s):
+        while deadline_s > 0 and len(sources) < len(keys) and self.below.probe(keys[len(sources) :], until_s):
             with self.lock:
                 longer = self.walk_locked(keys)
             if len(longer) <= len(sources):
@@ -215,11 +214,10 @@ class TieredStore:
                 self.ram.remove(entry)
             self.counters.ram_cleared += len(in_ram)
             self._pins.clear(tag)
-            doomed = [traffic.lane.bar_locked(tag) for traffic in self._traffic]
+            doomed = self.below.bar_locked(tag)
             gone = {entry.key for entry in in_ram}.union(*doomed)
             self.lock.notify_all()
-        purges = [traffic.purge(tag, found) for traffic, found in zip(self._traffic, doomed, strict=True)]
-        for found, done in zip(doomed, purges, strict=True):
+        for found, done in zip(doomed, self.below.purge(tag, doomed), strict=True):
             if done.wait(max(0.0, until_s - time.monotonic())):
                 gone.update(found)
         with self.lock:
@@ -262,7 +260,7 @@ class TieredStore:
                 leases=len(self.leases),
                 pins=self._pins.count(),
                 counters=self.counters,
-                tiers=tuple(traffic.lane.stats(traffic.queued_reads) for traffic in self._traffic),
+                tiers=self.below.stats_locked(),
                 reserved=self.arena.reserved,
                 lossy=self.lossy.codecs,
                 requests=requests,
@@ -271,23 +269,18 @@ class TieredStore:
 
     def scanned(self, deadline_s: float) -> bool:
         """Wait until every tier's content is indexed. Lookups do not need it; exact figures do."""
-        until_s = time.monotonic() + deadline_s
-        while not all(traffic.lane.scanned for traffic in self._traffic):
-            if time.monotonic() > until_s:
-                return False
-            time.sleep(0.002)
-        return True
+        return self.below.scanned(deadline_s)
 
     def flush(self, deadline_s: float = 30.0) -> bool:
         """Write down everything tiers should have. False if the deadline came first or a tier refused."""
         until_s = time.monotonic() + deadline_s
         with self.lock:
-            refused = self._refused_locked()
+            refused = self.below.refused_locked()
             while True:
-                self.give_up_locked()
+                self.below.give_up_locked()
                 left = self._spill_locked(self.arena.slots)
-                if not left and not any(traffic.lane.pending_writes for traffic in self._traffic):
-                    return not self._owed_locked() and refused == self._refused_locked()
+                if not left and not self.below.writing_locked():
+                    return not self._owed_locked() and refused == self.below.refused_locked()
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -306,9 +299,7 @@ class TieredStore:
         self._prefetchers.close()
         for answer in list(self._prefetches):
             answer.cancel()
-        for traffic in self._traffic:
-            traffic.close(max(0.0, until_s - time.monotonic()))
-            traffic.lane.close(max(_TIER_CLOSE_S, until_s - time.monotonic()))
+        self.below.close(until_s)
         with self.lock:
             self.arena.close()
         return flushed
@@ -325,9 +316,8 @@ class TieredStore:
         """Where each block of the longest cached prefix lies."""
         if self.closing:
             return []
-        self.give_up_locked()
-        now_s = time.monotonic()
-        lanes = [traffic.lane for traffic in self._traffic if traffic.lane.gate.available(now_s)]
+        self.below.give_up_locked()
+        lanes, now_s = self.below.lanes_locked(), time.monotonic()
         sources: list[str] = []
         get = self.ram.get
         for key in keys:
@@ -347,45 +337,12 @@ class TieredStore:
 
     def there_locked(self, key: BlockKey) -> bool:
         """Whether a block is in RAM, on its way into it or in a tier."""
-        return self.ram.get(key) is not None or self.in_tier_locked(key)
-
-    def in_tier_locked(self, key: BlockKey) -> bool:
-        """Whether any tier has a block."""
-        return any(traffic.lane.has(key) for traffic in self._traffic)
-
-    def indexes(self) -> list[tuple[LaneIndex, str]]:
-        """What each tier holds, and its name."""
-        return [(traffic.lane.index, traffic.lane.name) for traffic in self._traffic]
-
-    def count_dropped_locked(self, keys: Sequence[BlockKey]) -> None:
-        """These blocks are about to be forgotten, wherever they are."""
-        self.counters.ram_dropped += sum(self.ram.get(key) is not None for key in keys)
-        for traffic in self._traffic:
-            lane = traffic.lane
-            lane.counters.dropped_blocks += sum(lane.index.bytes_of(key) is not None for key in keys)
-
-    def forget_in_tiers(self, keys: Sequence[BlockKey]) -> list[threading.Event]:
-        """Delete records everywhere, in the background. Each is set when its tier is done."""
-        return [traffic.forget(keys) for traffic in self._traffic]
-
-    def lane_of_locked(self, key: BlockKey) -> Traffic | None:
-        """The fastest tier that has a block and may be asked now."""
-        now_s = time.monotonic()
-        for traffic in self._traffic:
-            if traffic.lane.has(key) and traffic.lane.gate.available(now_s):
-                return traffic
-        return None
+        return self.ram.get(key) is not None or self.below.has_locked(key)
 
     def where_locked(self, key: BlockKey) -> str | None:
         """Where one block lies, if anywhere."""
         sources = self.walk_locked([key])
         return sources[0] if sources else None
-
-    def stuck_locked(self, source: str) -> bool:
-        """Whether a tier does not answer, so that waiting for a load from it is in vain."""
-        now_s = time.monotonic()
-        lanes = [traffic.lane for traffic in self._traffic if traffic.lane.name == source]
-        return any(lane.gate.stuck(now_s) for lane in lanes)
 
     def load_locked(self, key: BlockKey, traffic: Traffic, *, tick: int, fence: int) -> Entry | None:
         """Start loading a block, into a slot to keep it in or else for staging. None: no slot, or refused."""
@@ -417,35 +374,12 @@ class TieredStore:
 
     def write_down_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> None:
         """Send the last block of a chain to every tier that takes blocks at once; keep some slots clean."""
-        for traffic in self._traffic:
-            if traffic.lane.has(entry.key):
-                traffic.has_locked(entry)
-            elif traffic.lane.options.write is WriteMode.THROUGH:
-                traffic.write_locked(entry, chain)
+        self.below.write_locked(entry, chain)
         few = self.arena.free_slots - self.arena.reserved < self.arena.slots * _SPILL_AHEAD_SHARE
-        if few and any(traffic.lane.options.write is WriteMode.ON_EVICT for traffic in self._traffic):
+        if few and self.below.any_on_evict:
             self._spill_locked(int(self.arena.slots * _SPILL_AHEAD_SHARE))
 
-    def touch_tiers_locked(self, keys: Sequence[BlockKey]) -> None:
-        """Date a chain as used now in every tier."""
-        for traffic in self._traffic:
-            traffic.lane.index.touch(keys)
-
-    def give_up_locked(self) -> None:
-        """Drop what waits for tiers that are down or stuck."""
-        now_s = time.monotonic()
-        for traffic in self._traffic:
-            traffic.give_up_locked(now_s)
-
-    def make_way_locked(self, fence: int) -> bool:
-        """RAM is full of blocks for slow tiers: drop their oldest stores, none younger than tick `fence`."""
-        return any([traffic.make_way_locked(fence) for traffic in self._traffic])  # noqa: C419 (each is asked)
-
     # Inner workings.
-
-    def _probe(self, keys: Sequence[BlockKey], until_s: float) -> bool:
-        found = [traffic.probe(keys, until_s - time.monotonic()) for traffic in self._traffic]
-        return max(found, default=0) > 0
 
     def _read_for_nobody_locked(self, key: BlockKey, traffic: Traffic) -> bool:
         return self.ram.get(key) is None and self.load_locked(key, traffic, tick=0, fence=0) is not None
@@ -459,26 +393,19 @@ class TieredStore:
 
     def _touch_locked(self, keys: Sequence[BlockKey]) -> None:
         self.ram.touch(keys, rises=False, sunk=True)
-        self.touch_tiers_locked(keys)
+        self.below.touch_locked(keys)
 
     def _spare_locked(self, entry: Entry) -> bool:
         """Whether RAM must keep an entry: it is pinned, or a tier is to have it before it goes."""
-        return self.pinned_locked(entry.key) or self.spill_one_locked(entry)
+        return self.pinned_locked(entry.key) or self.below.spill_locked(entry)
 
     def _spill_locked(self, blocks: int) -> int:
         """Write the coldest blocks to the tiers that lack them. Returns how many are not there yet."""
-        return sum(self.spill_one_locked(entry) for entry in self.ram.coldest(blocks))
-
-    def spill_one_locked(self, entry: Entry) -> bool:
-        """See to it that every tier that should have a block gets it. True: it must stay until they do."""
-        return any([traffic.spill_locked(entry) for traffic in self._traffic])  # noqa: C419 (each is asked)
+        return sum(self.below.spill_locked(entry) for entry in self.ram.coldest(blocks))
 
     def _owed_locked(self) -> bool:
         ready = [entry for entry in self.ram.entries() if entry.state is State.READY and not entry.staged]
-        return any(traffic.owes_locked(entry) for traffic in self._traffic for entry in ready)
-
-    def _refused_locked(self) -> int:
-        return sum(traffic.lane.counters.writes_dropped for traffic in self._traffic)
+        return any(self.below.owes_locked(entry) for entry in ready)
 
     def unpin_locked(self, keys: Sequence[BlockKey]) -> None:
         """End the pins of some blocks."""
