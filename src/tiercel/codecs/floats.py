@@ -50,7 +50,9 @@ class _Native:
         np.copyto(into, part)
 
     def narrow(self, values: F32, into: Stored) -> None:
-        np.copyto(into, values, casting="same_kind")
+        # Beyond the dtype's largest number there is only what nobody of us encoded.
+        with np.errstate(over="ignore"):
+            np.copyto(into, values, casting="same_kind")
 
     def peaks(self, part: Stored) -> Stored:
         found: Stored = np.maximum(part.max(axis=-1), -part.min(axis=-1))

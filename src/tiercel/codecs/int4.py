@@ -1,7 +1,7 @@
 """int4: keys by channel, values by token, groups of 32 numbers with a lowest number and a step each.
 
-    payload [layers, K and V, heads, tokens, head_dim]
-    encoded = for each layer, for K then V, for each few heads: lows, steps (float16), codes (two per byte)
+    payload: parts of keys and values, each [heads, tokens, head_dim], as its shape says
+    encoded: of a few parts, of K then V, of a few heads: lows, steps (float16), codes (two per byte)
 
 Keys have channels that are large in all tokens: one step along the tokens of a channel fits them, one along
 the channels of a token would be set by those few. Values have none, and are added up by token. Group sizes:
@@ -16,6 +16,8 @@ and half a step of the KV dtype on top. No tokens are kept apart: a block at res
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +42,9 @@ class Int4:
     exact = False
 
     def fits(self, shape: BlockShape | None, payload_bytes: int) -> bool:
-        if shape is None or shape.full is None or not shape.covers(payload_bytes):
+        if shape is None or shape.tokens is None or not shape.covers(payload_bytes):
             return False
-        return shape.full[3] % 2 == 0 and shape.row % 2 == 0
+        return shape.tokens % 2 == 0 and shape.row % 2 == 0
 
     def encode(self, payload: memoryview, into: memoryview, shape: BlockShape | None) -> int | None:
         if shape is None or not self.fits(shape, len(payload)):
@@ -50,8 +52,8 @@ class Int4:
         floats = FLOATS[shape.dtype]
         at = 0
         for numbers, keys in _panels(payload, shape):
-            x = np.empty(numbers.shape, np.float32)
-            floats.widen(numbers, x)
+            x = np.empty((len(numbers) * numbers.shape[1], *numbers.shape[2:]), np.float32)
+            floats.widen(numbers, x.reshape(numbers.shape))
             grouped = _grouped(x, keys)
             lows, steps, codes, end = _parts(into, at, x, grouped)
             if codes is None or not _measure(grouped, lows, steps):
@@ -66,28 +68,27 @@ class Int4:
         floats = FLOATS[shape.dtype]
         at = 0
         for numbers, keys in _panels(payload, shape):
-            x = np.empty(numbers.shape, np.float32)
+            x = np.empty((len(numbers) * numbers.shape[1], *numbers.shape[2:]), np.float32)
             grouped = _grouped(x, keys)
             lows, steps, codes, at = _parts(encoded, at, x, grouped)
             if codes is None or not (np.isfinite(lows).all() and np.isfinite(steps).all()):
                 return False
             _restore(codes, lows, steps, x, grouped)
-            floats.narrow(x, numbers)
+            floats.narrow(x.reshape(numbers.shape), numbers)
         return at == len(encoded)
 
 
-def _panels(payload: memoryview, shape: BlockShape) -> list[tuple[Stored, bool]]:
-    """Parts [heads, tokens, head_dim] of the payload that fit a core's cache, and whether they are keys."""
-    assert shape.full is not None
-    numbers = np.frombuffer(payload, FLOATS[shape.dtype].stored).reshape(shape.full)
-    layers, sides, heads, tokens, width = shape.full
+def _panels(payload: memoryview, shape: BlockShape) -> Iterator[tuple[Stored, bool]]:
+    """Views [parts, heads, tokens, head_dim] that fit a core's cache, and whether they are keys."""
+    sides = shape.sides(np.frombuffer(payload, FLOATS[shape.dtype].stored))
+    assert sides is not None
+    count, heads, tokens, width = sides[0].shape
     step = max(1, _CHUNK // (tokens * width))
-    return [
-        (numbers[layer, side, at : at + step], side == 0)
-        for layer in range(layers)
-        for side in range(sides)
-        for at in range(0, heads, step)
-    ]
+    together = max(1, step // heads)
+    for first in range(0, count, together):
+        for side, keys in zip(sides, (True, False), strict=True):
+            for at in range(0, heads, step):
+                yield side[first : first + together, at : at + step], keys
 
 
 def _grouped(x: F32, keys: bool) -> F32:

@@ -18,6 +18,9 @@ from tiercel.codecs.names import LOSSY
 from tiercel.codecs.shape import BlockShape
 from tiercel.errors import EngineError
 
+# Shorter ones are versions, which other models may have too.
+_DIGEST_CHARS_MIN = 32
+
 
 @dataclass(frozen=True, slots=True)
 class LossyTiers:
@@ -30,9 +33,12 @@ class LossyTiers:
     models: tuple[str, ...] | None = None
 
     def allows(self, identity: Identity) -> bool:
-        """Whether this model's blocks may be kept by them."""
-        names = {identity.model, f"{identity.model}@{identity.revision}"}
-        return self.models is None or not names.isdisjoint(self.models)
+        """Whether this model's blocks may be kept by them: its digest counts, wherever its weights lie."""
+        if self.models is None:
+            return True
+        known = {identity.model, f"{identity.model}@{identity.revision}"}
+        digest = f"@{identity.revision}" if len(identity.revision) >= _DIGEST_CHARS_MIN else None
+        return any(one in known or (digest is not None and one.endswith(digest)) for one in self.models)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
     fp8:   code = float8 e4m3 of (x / peak * 448)  |x - x'| <= max(|x| / 16, peak / 448 / 1024)
 
 and half a step of the KV dtype on top, for rounding back. One scale per token and head keeps attention as it
-was: a scale for a whole tensor is set by a few tokens and wastes most of the codes on the others.
+was: a scale for a whole tensor is set by a few tokens and wastes most of the codes on the others. Rows
+follow each other as the shape lists them.
 """
 
 from __future__ import annotations
@@ -45,41 +46,46 @@ class _Rows:
         if shape is None or not shape.covers(len(payload)):
             return None
         floats = FLOATS[shape.dtype]
-        numbers = np.frombuffer(payload, floats.stored).reshape(-1, shape.row)
-        size = self._size(len(numbers), shape)
+        numbers = np.frombuffer(payload, floats.stored)
+        rows = len(numbers) // shape.row
+        size = self._size(rows, shape)
         if size >= len(payload):
             return None
-        peaks, codes = self._parts(into[:size], len(numbers), shape, floats)
-        step = max(1, _CHUNK // shape.row)
-        values = np.empty((min(step, len(numbers)), shape.row), np.float32)
-        for at in range(0, len(numbers), step):
-            part = numbers[at : at + step]
-            peaks[at : at + step] = floats.peaks(part)
-            tops = _widened(peaks[at : at + step], floats)
+        peaks, codes = self._parts(into[:size], rows, shape, floats)
+        at, values = 0, np.empty(0, np.float32)
+        for part in shape.rows(numbers, _CHUNK):
+            values = values if at else np.empty(part.size, np.float32)
+            end = at + part.size // shape.row
+            peaks[at:end] = floats.peaks(part).reshape(-1)
+            tops = _widened(peaks[at:end], floats)
             if not usable(tops):
                 return None
-            x = values[: len(part)]
-            floats.widen(part, x)
-            self._quantise(x, tops, codes[at : at + step])
+            x = values[: part.size]
+            floats.widen(part, x.reshape(part.shape))
+            self._quantise(x.reshape(-1, shape.row), tops, codes[at:end])
+            at = end
         return size
 
     def decode(self, encoded: memoryview, payload: memoryview, shape: BlockShape | None) -> bool:
         if shape is None or not shape.covers(len(payload)):
             return False
         floats = FLOATS[shape.dtype]
-        numbers = np.frombuffer(payload, floats.stored).reshape(-1, shape.row)
-        if len(encoded) != self._size(len(numbers), shape):
+        numbers = np.frombuffer(payload, floats.stored)
+        rows = len(numbers) // shape.row
+        if len(encoded) != self._size(rows, shape):
             return False
-        peaks, codes = self._parts(encoded, len(numbers), shape, floats)
-        step = max(1, _CHUNK // shape.row)
-        values = np.empty((min(step, len(numbers)), shape.row), np.float32)
-        for at in range(0, len(numbers), step):
-            tops = _widened(peaks[at : at + step], floats)
+        peaks, codes = self._parts(encoded, rows, shape, floats)
+        at, values = 0, np.empty(0, np.float32)
+        for part in shape.rows(numbers, _CHUNK):
+            values = values if at else np.empty(part.size, np.float32)
+            end = at + part.size // shape.row
+            tops = _widened(peaks[at:end], floats)
             if not usable(tops):
                 return False
-            x = values[: len(tops)]
-            self._restore(codes[at : at + step], tops, x)
-            floats.narrow(x, numbers[at : at + step])
+            x = values[: part.size]
+            self._restore(codes[at:end], tops, x.reshape(-1, shape.row))
+            floats.narrow(x.reshape(part.shape), part)
+            at = end
         return True
 
     def _size(self, rows: int, shape: BlockShape) -> int:

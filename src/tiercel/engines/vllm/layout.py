@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tiercel.codecs.shape import ITEM_BYTES, BlockShape
+from tiercel.codecs.shape import BY_HEAD, BY_TOKEN, ITEM_BYTES, KEYS_BY_CHANNEL, BlockShape
+from tiercel.engines.vllm.arrangement import Interior
 from tiercel.engines.vllm.jobs import NULL_BLOCK
 from tiercel.errors import EngineError
 
@@ -66,7 +67,7 @@ class Copies:
 class Layout:
     """The registered KV cache. `digest` covers form and meaning of a payload, not where it happens to lie.
 
-    `shape` are rows of one token and head, if all layers have such, of one dtype and length.
+    `shape` is what codecs may know of a payload, where all layers are alike and their content is known.
     """
 
     groups: tuple[Pieces, ...]
@@ -101,8 +102,13 @@ class Layout:
         return Copies(*(np.concatenate(part).tolist() for part in (engine, payload, sizes)))
 
 
-def register(config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> Layout:
-    """Read the layout off the tensors vLLM registered. Raises EngineError for what is not understood."""
+def register(
+    config: KVCacheConfig, caches: Mapping[str, torch.Tensor], known: Mapping[str, Interior] | None = None
+) -> Layout:
+    """Read the layout off the tensors vLLM registered. `known` is what the content of layers is, by name.
+
+    Raises EngineError for what is not understood.
+    """
     from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 
     hashed = blake2b(digest_size=32, person=b"tiercel-vllm-kv")
@@ -123,24 +129,40 @@ def register(config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> Layou
             assert isinstance(layer, AttentionSpec)  # all others were refused
             dims = _dims(name, tensor, config.num_blocks)
             runs += _runs(name, tensor, dims, config.num_blocks, layer.unpadded_page_size_bytes)
-            shapes.add(_rows(tensor, dims, layer))
+            shapes.add(_shape(tensor, dims, layer, (known or {}).get(name)))
             order = [(dim.axis, dim.size) for dim in dims]
             hashed.update(repr((name, str(tensor.dtype), order, layer)).encode())
         hashed.update(b"group")
         groups.append(_pieces(spec.block_size, _merged(runs)))
     if len(devices) != 1:
         raise EngineError(f"KV cache lies on {len(devices)} devices; accepted is one")
-    shape = shapes.pop() if len(shapes) == 1 else None
-    return Layout(tuple(groups), hashed.digest(), devices.pop(), shape)
+    return Layout(tuple(groups), hashed.digest(), devices.pop(), _common(shapes))
 
 
-def _rows(tensor: torch.Tensor, dims: list[_Dim], spec: AttentionSpec) -> BlockShape | None:
-    """A layer's numbers as rows of one token's head; None where they are none, or not side by side."""
-    dtype, inner = str(tensor.dtype).removeprefix("torch."), dims[-1]
-    alike = spec.head_size_v in (None, spec.head_size)
-    if dtype not in ITEM_BYTES or not alike or inner.stride != tensor.element_size():
+def _shape(
+    tensor: torch.Tensor, dims: list[_Dim], spec: AttentionSpec, interior: Interior | None
+) -> BlockShape | None:
+    """A layer's part of a payload as codecs see it; None where its content is not known, or not dense."""
+    dtype, width = str(tensor.dtype).removeprefix("torch."), spec.head_size
+    plain = spec.num_head_slots is None and spec.state_content_bytes is None and spec.tokens_per_state == 1
+    if interior is None or dtype not in ITEM_BYTES or not plain or spec.head_size_v != width:
         return None
-    return BlockShape(dtype, (spec.head_size,)) if inner.size % spec.head_size == 0 else None
+    order = [dim.axis for dim in dims]
+    if tensor.ndim != 4 or tensor.shape[3] != 2 * width or order[-1] != 3 or 0 in order[1:]:
+        return None
+    by_token = order[-3:-1] == [2, 1]
+    sizes = (tensor.shape[1], tensor.shape[2], width)
+    if interior is Interior.KEYS_BY_CHANNEL:
+        return None if by_token else BlockShape(dtype, sizes, KEYS_BY_CHANNEL)
+    return BlockShape(dtype, sizes, BY_TOKEN if by_token else BY_HEAD)
+
+
+def _common(shapes: set[BlockShape | None]) -> BlockShape | None:
+    """What is true of all layers' parts: their shape, or at least their rows."""
+    if len(shapes) == 1:
+        return shapes.pop()
+    rows = {None if one is None else one.as_rows() for one in shapes}
+    return rows.pop() if len(rows) == 1 else None
 
 
 def _dims(name: str, tensor: torch.Tensor, blocks: int) -> list[_Dim]:

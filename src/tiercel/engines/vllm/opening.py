@@ -16,6 +16,7 @@ from tiercel.blocks import Identity
 from tiercel.codecs import BlockShape, marked
 from tiercel.config import Config, human_bytes
 from tiercel.engines.vllm.accounts import Accounts
+from tiercel.engines.vllm.arrangement import interiors
 from tiercel.engines.vllm.asker import Asker
 from tiercel.engines.vllm.events import EventSource
 from tiercel.engines.vllm.jobs import Shard
@@ -96,7 +97,7 @@ def open_worker(
     tally: Tally,
 ) -> WorkerParts:
     """A worker's side on the store that the options name. Raises TiercelError with one line."""
-    layout = register(cache, tensors)
+    layout = register(cache, tensors, interiors(config.compilation_config.static_forward_context))
     shard = _shard(config, cache, layout)
     store = _connect(options, shard.unit_bytes, private)
     mover = mover_for(layout.device)
