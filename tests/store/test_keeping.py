@@ -19,6 +19,7 @@ from tests.store.support import (
     put,
 )
 
+from tiercel.blocks import Chain
 from tiercel.store import LaneOptions, SecondSight, Sight, TieredStore, WriteMode
 from tiercel.store.policy import WriteBudget
 
@@ -188,3 +189,31 @@ def test_a_block_stored_again_is_not_written_back_when_its_tier_evicts_it(tmp_pa
             store.flush(10)
         with store.lock:
             assert [store.below.has_locked(key) for key in chain(2).keys] == [True, False]
+
+
+def in_tier(store: TieredStore, of: Chain) -> list[bool]:
+    with store.lock:
+        return [store.below.has_locked(key) for key in of.keys]
+
+
+@pytest.mark.parametrize(("blocks", "rewritten"), [(4, 3), (9, 0)])
+def test_a_prompt_that_goes_on_takes_its_beginning_along_where_its_tier_evicted_it(
+    tmp_path: Path, blocks: int, rewritten: int
+) -> None:
+    """RAM still has it. Of one that is larger than the tier the beginning would only push itself out."""
+    long = chain(blocks)
+    begun = chain(blocks - 1)
+    with make_store((disk(tmp_path / "c"), LaneOptions(cap_bytes=8 * RECORD)), slots=40, reserved=8) as store:
+        put(store, begun)
+        assert store.flush(10)
+        put(store, chain(8, 1))
+        assert store.flush(10)
+        assert not any(in_tier(store, begun)), "evicted there"
+        assert get(store, begun) == ["ram"] * len(begun), "and kept here"
+        before = store.stats().tiers[0].counters.written_blocks
+        assert put(store, long) == 1
+        assert store.flush(10)
+        assert store.stats().tiers[0].counters.written_blocks - before == rewritten + 1
+        drop_ram(store)
+        assert get(store, long) == ["disk"] * (rewritten + 1 if rewritten else 0)
+        assert_nothing_leaked(store)

@@ -96,8 +96,7 @@ class Traffic:
         """Let go of blocks that waited to be written."""
         for entry, _ in items:
             self._refund_locked(entry)
-            self._ram.release(entry)
-        self.lane.pending_writes -= len(items)
+            self._left_locked(entry)
         self.lane.counters.writes_dropped += len(items)
         self._lock.notify_all()
 
@@ -158,11 +157,39 @@ class Traffic:
 
         `chain` is the chain that ends with the entry, so that the tier dates parents younger than children.
         """
-        if self._takes_locked(entry):
-            free = self.lane.index.may_write(entry.key)
-            return free and self._affords_locked(entry, chain) and self._queue_locked(entry, chain)
-        self.lane.counters.writes_dropped += 1
-        return False
+        if not self._takes_locked(entry):
+            self.lane.counters.writes_dropped += 1
+            return False
+        if not (self.lane.index.may_write(entry.key) and self._affords_locked(entry, chain)):
+            return False
+        self._mend_locked(entry, chain)
+        return self._queue_locked(entry, chain)
+
+    def _mend_locked(self, entry: Entry, chain: Sequence[BlockKey]) -> None:
+        """Queue again what the tier evicted of a chain and RAM kept: without it the entry is of no use there.
+
+        All of it or nothing: if RAM has all up to a block that the tier has, the queue has room, the budget
+        affords it, and the tier can hold the whole chain.
+        """
+        cap_bytes, size = self.lane.options.cap_bytes, record_bytes(entry.payload_bytes)
+        if cap_bytes is not None and len(chain) * size > cap_bytes:
+            return
+        lost: list[tuple[Entry, Sequence[BlockKey]]] = []
+        room = self._waiting_max - self.lane.pending_writes - 1
+        for at in range(len(chain) - 2, -1, -1):
+            key, parent = chain[at], self._ram.get(chain[at])
+            waits = parent is not None and parent.queued & self._bit
+            if waits or self.lane.index.bytes_of(key) is not None:
+                break
+            ready = parent is not None and parent.state is State.READY and self.lane.index.may_write(key)
+            if parent is None or not ready or len(lost) >= room:
+                return
+            lost.append((parent, chain[: at + 1]))
+        more_bytes = (len(lost) + 1) * size
+        if lost and self._budget is not None and not self._budget.affords(more_bytes, time.monotonic()):
+            return
+        for parent, its_chain in reversed(lost):
+            self._queue_locked(parent, its_chain)
 
     def has_locked(self, entry: Entry) -> None:
         """The tier has a block that has come to RAM; it is not to be written back should the tier evict it.
@@ -252,10 +279,17 @@ class Traffic:
             self._budget.spend(record_bytes(entry.payload_bytes))
         entry.offered |= self._bit
         entry.turned_away &= ~self._bit
+        entry.queued |= self._bit
         entry.holds += 1
         self._down.append((entry, chain))
         self.lane.pending_writes += 1
         return True
+
+    def _left_locked(self, entry: Entry) -> None:
+        """A block waits no more and is not being written."""
+        entry.queued &= ~self._bit
+        self._ram.release(entry)
+        self.lane.pending_writes -= 1
 
     def _write_some(self) -> None:
         """Runs on a writer thread: takes a batch off the queue, unless an earlier call already took it."""
@@ -284,8 +318,7 @@ class Traffic:
             for chain in {chain[0]: chain for _, chain in live if chain}.values():
                 self.lane.index.touch(chain)
             for entry, _ in batch:
-                self._ram.release(entry)
-            self.lane.pending_writes -= len(batch)
+                self._left_locked(entry)
             self._lock.notify_all()
 
     def purge(self, tag: bytes | None, doomed: dict[BlockKey, int]) -> threading.Event:

@@ -38,7 +38,8 @@ class Entry:
     """One block in one slot. `holds` counts leases and transfers; the slot is free only after the last."""
 
     __slots__ = (
-        "holds", "key", "low", "offered", "payload_bytes", "slot", "staged", "state", "tick", "turned_away",
+        "holds", "key", "low", "offered", "payload_bytes", "queued", "slot", "staged", "state", "tick",
+        "turned_away",
     )  # fmt: skip
 
     def __init__(self, key: BlockKey, slot: int, state: State, tick: int, staged: bool) -> None:
@@ -51,6 +52,8 @@ class Entry:
         self.low = False
         # Which tiers (a bit each) were asked to take it; asking twice would keep an unwanted block for ever.
         self.offered = 0
+        # Which tiers it waits to be written to, or is being written to.
+        self.queued = 0
         # Which tiers had no budget for it; each counts it once.
         self.turned_away = 0
         self.payload_bytes = 0
