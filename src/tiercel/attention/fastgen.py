@@ -58,6 +58,9 @@ class FastGen:
     def observer(self, prefill: Prefill) -> LocalAndFar:
         return LocalAndFar(prefill)
 
+    def watches(self, tokens: int) -> int:
+        return tokens
+
     def prepare(self, context: LayerContext, budget: Tensor, seen: Observer | None) -> Fixed:
         if not isinstance(seen, LocalAndFar):
             raise TypeError("FastGen needs the prompt's attention")

@@ -39,6 +39,9 @@ class HeavyHitters:
     def observer(self, prefill: Prefill) -> AttentionSums:
         return AttentionSums(prefill)
 
+    def watches(self, tokens: int) -> int:
+        return tokens
+
     def prepare(self, context: LayerContext, budget: Tensor, seen: Observer | None) -> Fixed:
         if not isinstance(seen, AttentionSums):
             raise TypeError("H2O needs the attention sums of the prefill")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tiercel.attention.digest import Landmarks
 from tiercel.attention.higgs import Higgs
-from tiercel.attention.numbers import products
-from tiercel.attention.policy import Blind, LayerContext, Observer, group_scores, token_bytes
-from tiercel.attention.reading import RECENT_TOKENS, Reading, offloaded, split_budget
+from tiercel.attention.policy import Blind, LayerContext, Observer, token_bytes
+from tiercel.attention.reading import RECENT_TOKENS, Coded, Reading, offloaded, split_budget
 
 TWO_BITS, FOUR_BITS = Higgs(4), Higgs(2)
 
@@ -43,18 +43,14 @@ class Landmark(Blind):
         recent, rest, count = split_budget(context, budget, self.recent)
         dim, value_dim = context.keys.shape[-1], context.values.shape[-1]
         tokens = float(context.real.sum()) * context.keys.shape[1]
-        landmarks = self.landmark.roundtrip(context.keys.float())
-        keys, values, share = context.keys, context.values, 1.0
-        if self.stored is not None:
-            keys = torch.where(recent[..., None], keys, self.stored.roundtrip(keys))
-            values = torch.where(recent[..., None], values, self.stored.roundtrip(values))
-            share = (self.stored.bits(dim) + self.stored.bits(value_dim)) / 8 / token_bytes(context)
-        real = context.real[:, None, None, None]
-
-        def score(queries: Tensor) -> Tensor:
-            return group_scores(products(queries, landmarks) * dim**-0.5, real)
-
+        keys, values, share, coded = context.keys, context.values, 1.0, None
+        if (codec := self.stored) is not None:
+            coded = Coded(codec, codec.pack(keys), codec.pack(values))
+            keys = torch.where(recent[..., None], keys, codec.unpack(coded.keys).to(keys.dtype))
+            values = torch.where(recent[..., None], values, codec.unpack(coded.values).to(values.dtype))
+            share = (codec.bits(dim) + codec.bits(value_dim)) / 8 / token_bytes(context)
         index = tokens * self.landmark.bits(dim) / 8
         return Reading(
-            keys, values, recent, rest, count, score, offloaded(context, budget, recent, index, share)
-        )
+            keys, values, recent, rest, count, Landmarks.of(context, self.landmark),
+            offloaded(context, budget, recent, index, share), coded,
+        )  # fmt: skip

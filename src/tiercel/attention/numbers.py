@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -73,3 +75,21 @@ def causal(first: int, new: int, tokens: int, window: int | None, device: torch.
     other = torch.arange(tokens, device=device)[None]
     seen = other <= at
     return seen if window is None else seen & (at - other < window)
+
+
+def attend_parts(
+    query: Tensor, parts: Sequence[tuple[Tensor, Tensor]], scale: float, softcap: float | None = None
+) -> Tensor:
+    """One new token's attention over keys and values that lie in several places, all of which it may see.
+
+    `query` [1, kv_heads, group, 1, dim]; each part keys and values [kv_heads, n, dim]. Returns [1, 1, heads,
+    value_dim] in the values' dtype. The same arithmetic as `attention_weights` and `attend`.
+    """
+    scores = torch.cat([products(query.float() * scale, keys[None]) for keys, _ in parts], -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = scores.softmax(-1)[0, :, :, 0]  # [kv_heads, group, n of all parts]
+    each = torch.split(weights, [keys.shape[1] for keys, _ in parts], -1)
+    first, *others = [some @ values.float() for some, (_, values) in zip(each, parts, strict=True)]
+    out = torch.stack([first, *others]).sum(0).to(parts[0][1].dtype)
+    return out.reshape(1, 1, -1, out.shape[-1])

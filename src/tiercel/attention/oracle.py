@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tiercel.attention.numbers import products
-from tiercel.attention.policy import Blind, LayerContext, Observer, group_scores
+from tiercel.attention.digest import Keys
+from tiercel.attention.policy import Blind, LayerContext, Observer
 from tiercel.attention.reading import RECENT_TOKENS, Reading, offloaded, split_budget
 
 
@@ -24,15 +24,9 @@ class Oracle(Blind):
 
     def prepare(self, context: LayerContext, budget: Tensor, seen: Observer | None) -> Reading:
         recent, rest, count = split_budget(context, budget, self.recent)
-        real = context.real[:, None, None, None]
         index = float(context.real.sum()) * context.keys.shape[1] * context.keys.shape[-1]
         index *= context.keys.element_size()
-
-        def score(queries: Tensor) -> Tensor:
-            logits = products(queries, context.keys) * context.keys.shape[-1] ** -0.5
-            return group_scores(logits, real)
-
         return Reading(
-            context.keys, context.values, recent, rest, count, score,
+            context.keys, context.values, recent, rest, count, Keys(context.keys, context.real),
             offloaded(context, budget, recent, index, 1.0),
         )  # fmt: skip

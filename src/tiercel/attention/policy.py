@@ -117,6 +117,10 @@ class Policy(Protocol):
         """A fresh observer for one layer, or None if the policy needs to see nothing."""
         ...
 
+    def watches(self, tokens: int) -> int:
+        """How many of the last of `tokens` queries an observer must see; of the others nothing is used."""
+        ...
+
     def prepare(self, context: LayerContext, budget: Tensor, seen: Observer | None) -> Prepared:
         """Decide. `budget` [batch, kv_heads]: tokens of the context each head may keep, or read per query."""
         ...
@@ -129,6 +133,9 @@ class Blind:
 
     def observer(self, prefill: Prefill) -> None:
         return None
+
+    def watches(self, tokens: int) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

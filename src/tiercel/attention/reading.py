@@ -6,11 +6,12 @@ highest for the query, chosen per KV head. Nothing is dropped: another query fin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from tiercel.attention.digest import Digest
+from tiercel.attention.higgs import Higgs, Packed
 from tiercel.attention.policy import Bytes, LayerContext, newest, token_bytes, top
 
 # As in the paper of the per-token landmarks; for all readers, so that they differ in what they are named for.
@@ -18,11 +19,20 @@ RECENT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Coded:
+    """All keys and values of a layer in few bits, as they are kept elsewhere."""
+
+    codec: Higgs
+    keys: Packed
+    values: Packed
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """Per query, the `count` best-scored tokens beside the recent ones.
 
-    score   queries [batch, kv_heads, group, new, dim] -> [batch, kv_heads, new, tokens]
     recent  bool [batch, kv_heads, tokens]; rest: the real others; count: [batch, kv_heads]
+    coded   what is fetched of the others, of which `keys` and `values` hold what is left; None: exact KV
     """
 
     keys: Tensor
@@ -30,11 +40,12 @@ class Reading:
     recent: Tensor
     rest: Tensor
     count: Tensor
-    score: Callable[[Tensor], Tensor]
+    digest: Digest
     bytes: Bytes
+    coded: Coded | None = None
 
     def visible(self, queries: Tensor) -> Tensor:
-        chosen = top(self.score(queries), self.rest.unsqueeze(2), self.count.unsqueeze(2))
+        chosen = top(self.digest.score(queries), self.rest.unsqueeze(2), self.count.unsqueeze(2))
         return chosen | self.recent.unsqueeze(2)
 
 

@@ -44,6 +44,14 @@ def policy_named(name: str) -> Policy:
     return POLICIES[name]()
 
 
+def servable_policy(name: str) -> Policy:
+    """The policy of that name, for serving. Raises ConfigError for a name that is none, or a codec's."""
+    if name in LOSSY:
+        accepted = ", ".join(one for one in POLICIES if one not in LOSSY)
+        raise ConfigError(f"policy '{name}' is a codec of tiers; accepted: {accepted}")
+    return policy_named(name)
+
+
 def policies_named(names: Iterable[str]) -> list[Policy]:
     """Each name's policy, in order. Raises ConfigError for an unknown name."""
     return [policy_named(name) for name in names]

@@ -13,7 +13,7 @@ memory, selection is a mask. A model is given our attention function for good; u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,7 +24,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import DynamicCache
 
-from tiercel.attention.numbers import QUERIES_AT_ONCE, as_bias, attend, attention_weights, causal, grouped
+from tiercel.attention.call import Call
+from tiercel.attention.numbers import as_bias, attend, attention_weights, causal, grouped
 from tiercel.attention.policy import Bytes, LayerContext, Observer, Policy, Prefill, Prepared, budget_tokens
 from tiercel.attention.rotation import key_rotation
 from tiercel.errors import ModelError
@@ -49,11 +50,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A context that was read, with what each setting decided, per layer."""
+    """A context that was read, with what each setting decided, per layer.
+
+    logits   of its last token, [batch, vocabulary]
+    windows  the layers with a window of the model's own, and how many tokens it has
+    """
 
     layers: tuple[LayerContext, ...]
     real: Tensor
     prepared: tuple[dict[int, Prepared], ...]
+    logits: Tensor
+    windows: Mapping[int, int]
 
     @property
     def tokens(self) -> int:
@@ -97,18 +104,23 @@ class TeacherForced:
                 f"{config.model_type}: layers of kind {', '.join(strange)} cannot be judged; accepted: "
                 f"{', '.join(sorted(_LAYER_KINDS))}"
             )
-        self._module = module
+        self.module = module
         with torch.inference_mode():
             self._use_our_attention(config.model_type)
         self._rotate = key_rotation(module)
 
+    @property
+    def device(self) -> torch.device:
+        """Where token ids are expected."""
+        device: torch.device = self.module.get_input_embeddings().weight.device
+        return device
+
     def _use_our_attention(self, name: str) -> None:
         """Put our function in, and see that the model still says the same."""
-        device = self._module.get_input_embeddings().weight.device
-        ids = (torch.arange(_PROBE_TOKENS, device=device) + 5)[None]
-        before = self._module(input_ids=ids, use_cache=False).logits.float()
-        self._module.set_attn_implementation(NAME)
-        after = self._module(input_ids=ids, use_cache=False).logits.float()
+        ids = (torch.arange(_PROBE_TOKENS, device=self.device) + 5)[None]
+        before = self.module(input_ids=ids, use_cache=False).logits.float()
+        self.module.set_attn_implementation(NAME)
+        after = self.module(input_ids=ids, use_cache=False).logits.float()
         error = float((after - before).norm() / before.norm().clamp(min=1e-9))
         if not error <= _PROBE_ERROR_MAX:
             raise ModelError(
@@ -130,16 +142,17 @@ class TeacherForced:
             raise ValueError("contexts must be padded on the left and not be empty")
         run = _Prefill(real, settings)
         cache = DynamicCache()
-        with _running(run):
-            self._module(
+        with attending(run):
+            logits = self.module(
                 input_ids=ids, position_ids=(real.cumsum(-1) - 1).clamp(min=0), past_key_values=cache,
                 use_cache=True, logits_to_keep=1,
-            )  # fmt: skip
+            ).logits  # fmt: skip
         layers = tuple(
             LayerContext(index, layer.keys, layer.values, real, special, punctuation, self._rotate)
             for index, layer in enumerate(_layers(cache))
         )
-        return Prompt(layers, real, tuple(run.prepared(number, layers) for number in range(len(settings))))
+        prepared = tuple(run.prepared(number, layers) for number in range(len(settings)))
+        return Prompt(layers, real, prepared, logits[:, -1], run.windows)
 
     @torch.inference_mode()
     def answer(self, prompt: Prompt, number: int, new_ids: Tensor) -> Answer:
@@ -147,40 +160,27 @@ class TeacherForced:
         run = _Answer(prompt.tokens, prompt.real, prompt.prepared[number])
         cache = DynamicCache([(layer.keys, layer.values) for layer in prompt.layers])
         places = prompt.real.sum(-1, keepdim=True) + torch.arange(new_ids.shape[1], device=new_ids.device)
-        with _running(run):
-            logits = self._module(
+        with attending(run):
+            logits = self.module(
                 input_ids=new_ids, position_ids=places, past_key_values=cache, use_cache=True
             ).logits
         return Answer(logits, run.read / run.asked if run.asked else 1.0)
 
 
-class _Run(Protocol):
-    def attend(self, call: _Call) -> Tensor: ...
+class Run(Protocol):
+    """What attends, while a model runs for us."""
+
+    def attend(self, call: Call) -> Tensor:
+        """Output [batch, new, heads, value_dim]."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One layer's attention: queries [batch, kv_heads, group, new, dim], all keys and values so far."""
-
-    layer: int
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    scale: float
-    softcap: float | None
-    window: int | None
-
-    def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """Some queries at a time, with the place of the first among all of the call."""
-        for first in range(0, self.queries.shape[3], QUERIES_AT_ONCE):
-            yield first, self.queries[:, :, :, first : first + QUERIES_AT_ONCE]
-
-
-_current: ContextVar[_Run | None] = ContextVar("tiercel_selective_run", default=None)
+_current: ContextVar[Run | None] = ContextVar("tiercel_selective_run", default=None)
 
 
 @contextmanager
-def _running(run: _Run) -> Iterator[None]:
+def attending(run: Run) -> Iterator[None]:
+    """Let `run` attend in the model that is run inside, which has our attention function."""
     token = _current.set(run)
     try:
         yield
@@ -194,11 +194,11 @@ class _Prefill:
     def __init__(self, real: Tensor, settings: Sequence[Setting]) -> None:
         self.real, self.settings = real, settings
         self.observers: dict[tuple[int, int], Observer] = {}
-        self._windows: set[int] = set()
+        self.windows: dict[int, int] = {}
         self._padded = not bool(real.all())
         self._biases: dict[tuple[int, int | None], Tensor] = {}
 
-    def attend(self, call: _Call) -> Tensor:
+    def attend(self, call: Call) -> Tensor:
         watching = self._watching(call)
         outputs = []
         for first, queries in call.parts():
@@ -224,9 +224,9 @@ class _Prefill:
         self._biases[first, window] = bias = as_bias(seen)[:, None, None]
         return bias
 
-    def _watching(self, call: _Call) -> list[Observer]:
+    def _watching(self, call: Call) -> list[Observer]:
         if call.window is not None:
-            self._windows.add(call.layer)
+            self.windows[call.layer] = call.window
             return []
         kv_heads = call.keys.shape[1]
         for number, setting in enumerate(self.settings):
@@ -245,7 +245,7 @@ class _Prefill:
                 self.observers.get((number, one.layer)),
             )
             for one in layers
-            if one.layer not in self._windows
+            if one.layer not in self.windows
         }
 
 
@@ -259,7 +259,7 @@ class _Answer:
     read: float = field(default=0.0)
     asked: float = field(default=0.0)
 
-    def attend(self, call: _Call) -> Tensor:
+    def attend(self, call: Call) -> Tensor:
         prepared = self.prepared.get(call.layer)
         keys, values = call.keys, call.values
         if prepared is not None:
@@ -301,9 +301,8 @@ def seen_by(
 class _Plain:
     """Causal attention over what is there, for a model that is run by somebody else meanwhile."""
 
-    def attend(self, call: _Call) -> Tensor:
-        before = call.keys.shape[2] - call.queries.shape[3]
-        seen = causal(before, call.queries.shape[3], call.keys.shape[2], call.window, call.keys.device)
+    def attend(self, call: Call) -> Tensor:
+        seen = causal(call.before, call.queries.shape[3], call.keys.shape[2], call.window, call.keys.device)
         bias = as_bias(seen)[None, None, None]
         return attend(attention_weights(call.queries, call.keys, bias, call.scale, call.softcap), call.values)
 
@@ -314,10 +313,21 @@ def selective_attention(
     sliding_window: int | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What transformers calls per layer: query [batch, heads, new, dim], key [batch, kv_heads, all, dim]."""
-    if odd := sorted(name for name in kwargs.keys() - _UNDERSTOOD if kwargs[name] is not None):
-        raise ModelError(f"{type(module).__name__}: attention with {', '.join(odd)} cannot be judged")
+    call = call_of(module, query, key, value, scaling, softcap, sliding_window, kwargs)
+    return (_current.get() or _Plain()).attend(call), None
+
+
+def call_of(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None,
+    softcap: float | None, sliding_window: int | None, others: Mapping[str, Any],
+) -> Call:  # fmt: skip
+    """What transformers gives an attention function. Raises ModelError for attention of another kind."""
+    if odd := sorted(name for name in others.keys() - _UNDERSTOOD if others[name] is not None):
+        raise ModelError(
+            f"{type(module).__name__}: attention with {', '.join(odd)} cannot be judged, nor have a policy"
+        )
     layer: Any = module.layer_idx
-    call = _Call(
+    return Call(
         layer=int(layer),
         queries=grouped(query, key.shape[1]),
         keys=key,
@@ -326,7 +336,6 @@ def selective_attention(
         softcap=softcap,
         window=sliding_window,
     )
-    return (_current.get() or _Plain()).attend(call), None
 
 
 AttentionInterface.register(NAME, selective_attention)

@@ -55,6 +55,9 @@ class Scissorhands:
     def observer(self, prefill: Prefill) -> BelowAverage:
         return BelowAverage(prefill, self.history)
 
+    def watches(self, tokens: int) -> int:
+        return min(self.history, tokens)
+
     def prepare(self, context: LayerContext, budget: Tensor, seen: Observer | None) -> Fixed:
         if not isinstance(seen, BelowAverage):
             raise TypeError("Scissorhands needs the counts of the prefill")

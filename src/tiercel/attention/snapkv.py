@@ -45,6 +45,9 @@ class SnapKV:
     def observer(self, prefill: Prefill) -> LastQueries:
         return LastQueries(prefill, self.window)
 
+    def watches(self, tokens: int) -> int:
+        return min(self.window, tokens)
+
     def prepare(self, context: LayerContext, budget: Tensor, seen: Observer | None) -> Fixed:
         if not isinstance(seen, LastQueries):
             raise TypeError("SnapKV needs the last queries' attention")
