@@ -62,6 +62,9 @@ _TASKS = "json-records,kv-list,needle,text-nll"
 @click.option(
     "--deadline", metavar="TIME", default="5m", show_default=True, help="Of one request to a server."
 )
+@click.option(
+    "--speed", is_flag=True, help="Also let every policy generate: TTFT, TPOT, bytes on the device and moved."
+)
 @click.option("--max-kl", type=click.FloatRange(0), help="Fail if any policy's KL on any task is above this.")
 @click.option(
     "--min-accuracy-drop", type=click.FloatRange(0, 1), help="Fail where accuracy falls by this much or more."
@@ -69,7 +72,7 @@ _TASKS = "json-records,kv-list,needle,text-nll"
 def command(
     model: Path | None, policies: str, tasks: str, task_files: tuple[Path, ...], budgets: str, seeds: str,
     dtype: str, texts: Path | None, json_file: Path | None, html_file: Path | None,
-    url: str | None, baseline_url: str | None, name: str | None, deadline: str,
+    url: str | None, baseline_url: str | None, name: str | None, deadline: str, speed: bool,
     max_kl: float | None, min_accuracy_drop: float | None,
 ) -> int:  # fmt: skip
     """Judge policies on the model in folder MODEL [default: the demo model].
@@ -93,11 +96,15 @@ def command(
     _check_writable(json_file, "--json")
     _check_writable(html_file, "--html")
     if url is None and baseline_url is None:
-        report = _judged(model, policies, chosen, shares, numbers, dtype, texts, max_kl, min_accuracy_drop)
+        report = _judged(
+            model, policies, chosen, shares, numbers, dtype, texts, speed, max_kl, min_accuracy_drop
+        )
     elif url is None or baseline_url is None:
         raise ConfigError("--url and --baseline-url: only one is given; accepted: both, or none")
-    elif model is not None or max_kl is not None:
-        raise ConfigError("--url: servers tell no probabilities; accepted: without MODEL and --max-kl")
+    elif model is not None or max_kl is not None or speed:
+        raise ConfigError(
+            "--url: servers tell no probabilities; accepted: without MODEL, --max-kl and --speed"
+        )
     else:
         report = _compared(
             (url, baseline_url), name, parse_seconds(deadline), chosen, numbers, texts, min_accuracy_drop
@@ -114,7 +121,7 @@ def command(
 
 def _judged(
     model: Path | None, policies: str, tasks: Sequence[Task], budgets: Sequence[float], seeds: Sequence[int],
-    dtype: str, texts: Path | None, max_kl: float | None, min_accuracy_drop: float | None,
+    dtype: str, texts: Path | None, speed: bool, max_kl: float | None, min_accuracy_drop: float | None,
 ) -> Report:  # fmt: skip
     """Load the model, run everything, and say what it comes to."""
     from tiercel.attention.registry import POLICIES, policies_named
@@ -137,6 +144,7 @@ def _judged(
     rows = evaluate(
         Judged(TeacherForced(loaded.module), loaded.tokenizer, loaded.context_tokens),
         chosen, budgets, tasks, seeds, filler, lambda task, seed: line.show(f"{task}, text {seed}"),
+        speed=speed,
     )  # fmt: skip
     line.end()
     return _report(
@@ -202,14 +210,14 @@ def _show(report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from tiercel.eval.page import COLUMNS, ENDPOINT_COLUMNS, cells_of, endpoint_cells
+    from tiercel.eval.page import ENDPOINT_COLUMNS, cells_of, columns_of, endpoint_cells
 
-    console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
     for task in dict.fromkeys(row.task for row in report.rows):
         mine = [row for row in report.rows if row.task == task]
         table = Table(title=Text(f"{task}: {mine[0].seeds} texts of {mine[0].context_tokens} tokens"),
                       title_justify="left", box=None, pad_edge=False)  # fmt: skip
-        for number, name in enumerate(COLUMNS):
+        for number, name in enumerate(columns_of(mine)):
             table.add_column(name, justify="right" if number else "left", no_wrap=True)
         for row in mine:
             table.add_row(*(Text(cell) for cell in cells_of(row)))

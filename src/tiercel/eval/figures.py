@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 
 from tiercel.eval.judge import Outcome
 from tiercel.eval.results import Row
+from tiercel.eval.speed import Speed
 
 # Two-sided 95 % quantiles of Student's t with 1 to 30 degrees of freedom.
 _T = (
@@ -34,6 +35,7 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
 def row_of(
     policy: str, kind: str, task: str, dense: bool, budget: float,
     outcomes: Sequence[Outcome], full: Sequence[Outcome], prefill_s: Sequence[float],
+    speed: Speed | None = None,
 ) -> Row:  # fmt: skip
     """`outcomes` and `full` hold one outcome per seed, in the same order; `full` is exact attention's."""
     drops = [
@@ -78,6 +80,10 @@ def row_of(
         context_tokens=round(context),
         prefill_s=fmean(prefill_s),
         answer_s=fmean(one.answer_s for one in outcomes),
+        ttft_s=None if speed is None else speed.ttft_s,
+        tpot_s=None if speed is None else speed.tpot_s,
+        device_bytes=None if speed is None else speed.device_bytes,
+        moved_bytes_per_token=None if speed is None else speed.moved_bytes,
     )
 
 

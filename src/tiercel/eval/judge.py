@@ -93,7 +93,7 @@ def judge(
 
     encoded = encode(sample, tokenizer, context_max)
     begun = time.perf_counter()
-    ids, special, punctuation = _context(encoded, tokenizer)
+    ids, special, punctuation = context_of(encoded, tokenizer, forced.device)
     prompt = forced.prefill(ids, settings, special=special, punctuation=punctuation)
     prefill_s = time.perf_counter() - begun
     outcomes: list[Outcome] = []
@@ -113,20 +113,17 @@ def judge(
     return outcomes, prefill_s
 
 
-def _context(encoded: Encoded, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def context_of(
+    encoded: Encoded, tokenizer: Any, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The context's ids [1, tokens], and which are special tokens or punctuation."""
     import torch
 
-    special = set(tokenizer.all_special_ids)
-    marks = {one for one in set(encoded.context) if one not in special and _is_mark(tokenizer, one)}
-    ids = torch.tensor([encoded.context])
-    flags = [torch.tensor([[one in kind for one in encoded.context]]) for kind in (special, marks)]
-    return ids, flags[0], flags[1]
+    from tiercel.attention.marks import marks_of
 
-
-def _is_mark(tokenizer: Any, token: int) -> bool:
-    text = tokenizer.decode([token]).strip()
-    return bool(text) and not any(character.isalnum() for character in text)
+    special, punctuation = marks_of(tokenizer, encoded.context)
+    ids = torch.tensor([encoded.context], device=device)
+    return ids, special.to(device), punctuation.to(device)
 
 
 def _outcome(

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
+from tiercel.config import human_bytes
 from tiercel.eval.results import DROPS, EXACT, SKIPS, STORED, EndpointRow, Report, Row
 from tiercel.eval.verdict import label_of, loss
 from tiercel.report import files
@@ -145,8 +146,31 @@ COLUMNS = (
 )
 
 
+SPEED_COLUMNS = ("TTFT", "TPOT", "device KV", "moved a token")
+
+
+def columns_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The columns of a task's table: with speed, where it was measured."""
+    return (*COLUMNS, *SPEED_COLUMNS) if any(row.ttft_s is not None for row in rows) else COLUMNS
+
+
 def cells_of(row: Row) -> tuple[str, ...]:
-    """A row's cells, as `COLUMNS` names them, for the page and the terminal."""
+    """A row's cells, as `columns_of` names them, for the page and the terminal."""
+    return (*_quality_cells(row), *_speed_cells(row))
+
+
+def _speed_cells(row: Row) -> tuple[str, ...]:
+    if row.ttft_s is None or row.tpot_s is None:
+        return ()
+    return (
+        f"{row.ttft_s:.2f} s",
+        f"{1000 * row.tpot_s:.0f} ms",
+        human_bytes(row.device_bytes or 0),
+        human_bytes(round(row.moved_bytes_per_token or 0)),
+    )
+
+
+def _quality_cells(row: Row) -> tuple[str, ...]:
     drop = "–"
     if row.accuracy_drop is not None and row.kind != EXACT:
         drop = _with_interval(row.accuracy_drop, row.accuracy_drop_low, row.accuracy_drop_high, 2)
@@ -170,7 +194,7 @@ def _with_interval(value: float, low: float | None, high: float | None, digits: 
 
 
 def _task(task: str, rows: Sequence[Row]) -> str:
-    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns_of(rows))
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(row))}</tr>" for row in rows
     )
@@ -210,6 +234,13 @@ def _endpoints(report: Report) -> str:
     )
 
 
+_SPEED = (
+    "a greedy answer of 16 tokens to the first text, by the judge's attention in float32; TTFT: reading the "
+    "text and deciding; TPOT: the median step; device KV: the most at a time, counted, new tokens included; "
+    "moved: from host memory, per token"
+)
+
+
 def how_measured(report: Report) -> list[tuple[str, str]]:
     """How it was measured, as names and words."""
     about = [("when", report.when), *report.facts, ("seeds", ", ".join(map(str, report.seeds)))]
@@ -221,6 +252,7 @@ def how_measured(report: Report) -> list[tuple[str, str]]:
             ("right", "what is written begins with the right answer"),
             ("intervals", "Student's t over texts; differences are of the same text"),
         ]
+    speed = [("speed", _SPEED)] if any(row.ttft_s is not None for row in report.rows) else []
     return [
         ("model", f"{report.model}, weights {report.revision[:16]}, {report.dtype}"),
         *about,
@@ -229,6 +261,7 @@ def how_measured(report: Report) -> list[tuple[str, str]]:
         ("KL", "of full attention's distribution against the policy's, over the answers' tokens"),
         ("intervals", "Student's t over texts; differences to full attention are of the same text"),
         ("bytes", "by each policy's definition, of the context's KV; read: measured"),
+        *speed,
     ]  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     stored_share     bytes kept elsewhere over the same; fetched_share: moved per new token
     device_bytes_per_token, fetched_bytes_per_token   the same in bytes, per token of context
     prefill_s, answer_s   seconds per sample here, under the judge; nothing about serving
+    ttft_s, tpot_s, device_bytes, moved_bytes_per_token   of a short generation (`speed`); None: not asked for
     """
 
     policy: str
@@ -64,6 +65,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     prefill_s: float
     answer_s: float
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    device_bytes: int | None = None
+    moved_bytes_per_token: float | None = None
 
 
 class EndpointRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiercel.eval.figures import row_of
-from tiercel.eval.judge import Outcome, judge
+from tiercel.eval.judge import Outcome, encode, judge
 from tiercel.eval.results import DROPS, EXACT, SKIPS, STORED, Row
-from tiercel.eval.samples import Filler, Task
+from tiercel.eval.samples import Filler, Sample, Task
+from tiercel.eval.speed import Speed, speed_of
 
 if TYPE_CHECKING:
     from tiercel.attention.policy import Policy
@@ -32,8 +33,10 @@ Progress = Callable[[str, int], None]
 def evaluate(
     model: Judged, policies: Sequence[Policy], budgets: Sequence[float], tasks: Sequence[Task],
     seeds: Sequence[int], filler: Filler, progress: Progress = lambda task, seed: None,
+    *, speed: bool = False,
 ) -> list[Row]:  # fmt: skip
     """The rows, by task, in the order of the policies. Full attention is always run, as the reference.
+    With `speed` each setting also generates a short answer to the first text of each task.
 
     Raises RequestError for a task that does not fit the model's context.
     """
@@ -52,14 +55,20 @@ def evaluate(
             prefills.append(prefill_s)
             for mine, one in zip(outcomes, found, strict=True):
                 mine.append(one)
+        speeds = _speeds(model, settings, task.make(seeds[0], filler)) if speed else [None] * len(settings)
         rows += [
             row_of(
                 settings[number].policy.name, kind_of(settings[number].policy), task.name, task.dense,
-                settings[number].share, outcomes[number], outcomes[0], prefills,
+                settings[number].share, outcomes[number], outcomes[0], prefills, speeds[number],
             )
             for number in shown
         ]  # fmt: skip
     return rows
+
+
+def _speeds(model: Judged, settings: Sequence[Setting], sample: Sample) -> list[Speed | None]:
+    encoded = encode(sample, model.tokenizer, model.context_tokens)
+    return [speed_of(model.forced, model.tokenizer, encoded, setting) for setting in settings]
 
 
 def settings_of(policies: Sequence[Policy], budgets: Sequence[float]) -> list[Setting]:
