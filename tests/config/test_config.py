@@ -50,6 +50,8 @@ LEGAL: dict[str, str] = {
     "model.dtype": "float32",
     "model.device": "cpu",
     "model.block_tokens": "128",
+    "attention.policy": "landmark",
+    "attention.budget": "0.1",
 }
 TIER_0 = {"tiers.0.path": "/cache", "tiers.0.size": "1GB"}
 

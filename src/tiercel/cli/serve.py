@@ -60,6 +60,12 @@ class WithEngineFlags(click.Command):
 )
 @click.option("--print-command", is_flag=True, help="vllm: print what would be run, and run nothing.")
 @click.option(
+    "--attention-policy",
+    metavar="NAME",
+    help="transformers: answers read of a prompt what this method of `tiercel eval` keeps [default: full].",
+)
+@click.option("--attention-budget", metavar="SHARE", help="Of a prompt's tokens, for it [default: 0.25].")
+@click.option(
     "--otlp-traces-endpoint", "otlp", metavar="URL", help="OpenTelemetry collector for spans of requests."
 )
 @accept_lossy_option
@@ -79,6 +85,8 @@ def command(
     engine: str,
     ready_deadline: str,
     print_command: bool,
+    attention_policy: str | None,
+    attention_budget: str | None,
     otlp: str | None,
     accept_lossy: bool,
     log_format: str,
@@ -104,6 +112,8 @@ def command(
         "ram.size": ram,
         "tiers.0.path": None if disk is None else str(disk),
         "tiers.0.size": disk_size,
+        "attention.policy": attention_policy,
+        "attention.budget": attention_budget,
         "store.accept_lossy": "yes" if accept_lossy else None,
     }
     try:
@@ -120,6 +130,10 @@ def command(
     flags_of_engine: tuple[str, ...] = context.meta[ENGINE_FLAGS]
     chosen = model or model_option
     if chosen_engine(engine, chosen, flags_of_engine) == "vllm":
+        if config.attention.policy != "full":
+            raise ConfigError(
+                f"attention.policy = {config.attention.policy}: vLLM has none; accepted: full"
+            )
         if otlp is not None:
             raise ConfigError("--otlp-traces-endpoint: vLLM sends its own spans; accepted after --")
         context.exit(

@@ -1,47 +1,111 @@
-"""Whether somebody agreed to lossy codecs: by saying so, or with the report of an evaluation of them.
+"""Whether somebody agreed to what changes answers: by saying so, or with the report of an evaluation of it.
 
 A report is what `tiercel eval --json` writes: `{"model": NAME, "revision": DIGEST, "rows": [{"policy":
-"int8", ...}, ...]}`. That a row is there is enough: whether its figures are good is for whoever names the
-file. Nothing here looks at a block.
+"int8", "budget": 1.0, ...}, ...]}`. That a row is there is enough: whether its figures are good is for
+whoever names the file. Nothing here looks at a block.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
 
+from tiercel.blocks import Identity
 from tiercel.codecs.mark import LossyTiers
 from tiercel.codecs.names import LOSSY
 from tiercel.config import Config
-from tiercel.errors import ConfigError
+from tiercel.errors import ConfigError, EngineError
 
 _YES = ("yes", "true", "1")
 _NO = ("no", "false", "0")
 _REPORT_BYTES_MAX = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class LossyAttention:
+    """A selective policy of attention, by name, with its share of a prompt's tokens.
+
+    `models` are those it was judged for, as in `LossyTiers`; None: it was accepted unseen.
+    """
+
+    policy: str
+    share: float
+    models: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.policy}@{self.share:g}"
+
+    def check(self, identity: Identity) -> None:
+        """Raise EngineError unless it was accepted for this model."""
+        if not LossyTiers((), self.models).allows(identity):
+            raise EngineError(
+                f"policy '{self}' changes answers and was judged for {', '.join(self.models or ())}, not for "
+                f"model '{identity.model}'; accepted: --accept-lossy, or a report for this model"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """The model that a report is about, and what it judges: names, each with a share of tokens."""
+
+    model: str
+    judged: tuple[tuple[str, float], ...]
+
+    def judges(self, name: str, share: float | None = None) -> bool:
+        return any(
+            one == name and (share is None or isclose(share, at, abs_tol=1e-9)) for one, at in self.judged
+        )
+
+
 def lossy_tiers(config: Config) -> LossyTiers:
     """The lossy codecs of a configuration's tiers. Raises ConfigError unless they were accepted."""
     codecs = tuple(sorted({tier.codec for tier in config.tiers if tier.codec in LOSSY}))
-    answer = config.store.accept_lossy
-    if not codecs or answer.lower() in _YES:
-        return LossyTiers(codecs)
+    if not codecs:
+        return LossyTiers()
     number, name = next((i, one.codec) for i, one in enumerate(config.tiers) if one.codec in LOSSY)
-    accepted = (
-        "accepted: --accept-lossy (store.accept_lossy = yes), or store.accept_lossy = FILE, the report of an "
-        f"evaluation of '{name}' with the model"
-    )
-    if answer.lower() in _NO:
-        raise ConfigError(f"tiers.{number}.codec = {name} changes answers; {accepted}")
-    model, judged = _read(Path(answer))
+    report = _agreed(config, f"tiers.{number}.codec = {name}", f"'{name}'")
     for codec in codecs:
-        if codec not in judged:
-            raise ConfigError(f"store.accept_lossy: {answer} says nothing of codec '{codec}'; {accepted}")
-    return LossyTiers(codecs, (model,))
+        if report is not None and not report.judges(codec):
+            raise ConfigError(_silent(config, f"codec '{codec}'", f"'{name}'"))
+    return LossyTiers(codecs, None if report is None else (report.model,))
 
 
-def _read(path: Path) -> tuple[str, set[str]]:
-    """The model of a report, and what it judges."""
+def lossy_attention(config: Config) -> LossyAttention | None:
+    """The selective policy of a configuration, if any. Raises ConfigError unless it was accepted."""
+    policy, share = config.attention.policy, config.attention.budget
+    if policy == "full":
+        return None
+    what = f"'{policy}' with budget {share:g}"
+    report = _agreed(config, f"attention.policy = {policy}", what)
+    if report is not None and not report.judges(policy, share):
+        raise ConfigError(_silent(config, f"policy {what}", what))
+    return LossyAttention(policy, share, None if report is None else (report.model,))
+
+
+def _agreed(config: Config, setting: str, what: str) -> _Report | None:
+    """The report that speaks for a setting; None: it was accepted unseen. Raises ConfigError for neither."""
+    answer = config.store.accept_lossy
+    if answer.lower() in _YES:
+        return None
+    if answer.lower() in _NO:
+        raise ConfigError(f"{setting} changes answers; {_accepted(what)}")
+    return _read(Path(answer))
+
+
+def _accepted(what: str) -> str:
+    return (
+        "accepted: --accept-lossy (store.accept_lossy = yes), or store.accept_lossy = FILE, the report of an "
+        f"evaluation of {what} with the model"
+    )
+
+
+def _silent(config: Config, subject: str, what: str) -> str:
+    return f"store.accept_lossy: {config.store.accept_lossy} says nothing of {subject}; {_accepted(what)}"
+
+
+def _read(path: Path) -> _Report:
     try:
         if path.stat().st_size > _REPORT_BYTES_MAX:
             raise ConfigError(f"store.accept_lossy: {path} is too large for a report")
@@ -55,5 +119,13 @@ def _read(path: Path) -> tuple[str, set[str]]:
         raise ConfigError(f"store.accept_lossy: {path} names no model; accepted: a report of an evaluation")
     revision, rows = report.get("revision"), report.get("rows")
     model = f"{report['model']}@{revision}" if isinstance(revision, str) else str(report["model"])
-    named = [row.get("policy") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return model, {one for one in named if isinstance(one, str)}
+    return _Report(model, tuple(_judged(rows if isinstance(rows, list) else [])))
+
+
+def _judged(rows: list[object]) -> list[tuple[str, float]]:
+    found = []
+    for row in rows:
+        if isinstance(row, dict) and isinstance(name := row.get("policy"), str):
+            budget = row.get("budget", 1.0)
+            found.append((name, float(budget) if isinstance(budget, int | float) else 0.0))
+    return found

@@ -15,6 +15,7 @@ from typing import Any
 from tiercel.config.schema import (
     SECTIONS,
     TIERS,
+    AttentionConfig,
     DaemonConfig,
     ModelConfig,
     RamConfig,
@@ -48,6 +49,7 @@ class Config:
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

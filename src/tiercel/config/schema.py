@@ -27,6 +27,7 @@ class Kind(enum.Enum):
     SIZE = "size"
     DURATION = "duration"
     INTEGER = "integer"
+    SHARE = "share"
     CHOICE = "choice"
     FLAG = "flag"
     TEXT = "text"
@@ -187,6 +188,20 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """What answers read of a prompt, in the transformers engine."""
+
+    policy: str = setting(
+        Kind.TEXT,
+        "full",
+        "all of it, or what a method of `tiercel eval` keeps or fetches: changes answers (docs/eval.md)",
+    )
+    budget: float = setting(
+        Kind.SHARE, 0.25, "share of a prompt's tokens that a policy keeps, or reads per new token"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
     """The store as a process of its own, shared by the engines of a host."""
 
@@ -201,6 +216,7 @@ SECTIONS: dict[str, type[Any]] = {
     "daemon": DaemonConfig,
     "serve": ServeConfig,
     "model": ModelConfig,
+    "attention": AttentionConfig,
 }
 TIERS = "tiers"
 TIERS_MAX = 8

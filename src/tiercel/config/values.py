@@ -26,6 +26,7 @@ _SECRET_IN_URL = re.compile(
 )
 
 
+_SHARE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,16})?|\.[0-9]{1,16}")
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -40,6 +41,8 @@ def accepted(setting: Setting) -> str:
             return "a text"
         case Kind.FLAG:
             return "true or false"
+        case Kind.SHARE:
+            return "a share above 0, up to 1, such as 0.25"
         case Kind.URL:
             return "a URL, such as valkey://host:6379"
         case Kind.SIZE:
@@ -65,6 +68,8 @@ def convert(setting: Setting, raw: object, base: Path) -> object:
             return _within(setting, parse_seconds(_number_text(raw)))
         case Kind.INTEGER:
             return _within(setting, _integer(setting, raw))
+        case Kind.SHARE if _SHARE.fullmatch(str(raw)) and 0 < float(str(raw)) <= 1:
+            return float(str(raw))
         case Kind.CHOICE if raw in setting.choices:
             return raw
         case Kind.TEXT if isinstance(raw, str) and raw:
