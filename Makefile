@@ -27,11 +27,12 @@ export TIERCEL_CACHE_DIR ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo test browser lint format bench bench-vllm bench-tiers gpu-check soak docs clean
+.PHONY: help setup demo test browser lint format bench bench-vllm bench-tiers gpu-check soak docs dist audit clean
 
 help:
 	@echo "make setup | demo | test | lint | format | soak | docs | clean   (ARGS='...' is passed on)"
 	@echo "make bench | bench-vllm | bench-tiers | gpu-check"
+	@echo "make dist | audit"
 
 setup: $(STAMP)
 
@@ -106,6 +107,27 @@ format: setup
 docs: setup
 	$(BIN)/python -m scripts.docs_pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# What builds and looks at releases, in an environment of its own.
+TOOLS ?= build/tools
+TOOLS_STAMP = $(TOOLS)/.ready-$(shell cat requirements/release.txt | sha256sum | cut -c1-16)
+
+$(TOOLS_STAMP):
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/release.txt
+	touch $@
+
+# Wheel, sdist, and what is in the daemon's image (CycloneDX), into dist/.
+dist: $(TOOLS_STAMP)
+	$(TOOLS)/bin/python -m hatchling build -d dist
+	$(TOOLS)/bin/cyclonedx-py requirements deploy/docker/requirements.txt --pyproject pyproject.toml \
+		--output-reproducible --output-file dist/tiercel.cdx.json
+
+# Known vulnerabilities of what is pinned. Needs the network, so it is no part of `make test`; without it, one line.
+audit:
+	@$(MAKE) --no-print-directory --silent $(TOOLS_STAMP) >/dev/null 2>&1 \
+		|| { echo "audit: not done: its tools could not be installed; is there a package index?" >&2; exit 3; }
+	@$(TOOLS)/bin/python -m scripts.audit $(TOOLS)/bin/pip-audit $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(LMCACHE) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
