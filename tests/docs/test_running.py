@@ -27,7 +27,10 @@ from tiercel import cli
 from tiercel.tiers.files import FilesTier
 
 # How a command is run, by its name.
-HERE = {"size", "plan", "simulate", "migrate", "config", "cache ls", "cache verify", "cache clear", "cache copy"}
+HERE = {
+    "size", "plan", "simulate", "migrate", "config",
+    "cache ls", "cache verify", "cache clear", "cache copy",
+}  # fmt: skip
 DAEMON = {"daemon", "daemon status"}
 # Asked of a running `tiercel serve`.
 SERVER = {"explain", *(f"cache {name}" for name in ("prefetch", "pin", "unpin", "demote", "drop"))}
@@ -72,7 +75,8 @@ def fit(words: Sequence[str], folder: Path) -> list[str]:
         (r"^127\.0\.0\.1:\d+$", "127.0.0.1:0"),
         (r"^\d{5,}$", "1000"),
     )
-    out = list(words)
+    # The folder has the file already.
+    out = [words[0], "--force", *words[1:]] if words[0] == "migrate" and "-o" in words else list(words)
     for find, put in swaps:
         out = [re.sub(find, put, word) for word in out]
     return out

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tiercel.config import format_bytes
 from tiercel.errors import ConfigError
 from tiercel.migrate import places
 from tiercel.migrate.draft import GIB, Draft, Fate
@@ -270,7 +271,7 @@ def _disk(draft: Draft, found: dict[str, Given], ranks: int) -> None:
         return
     assert size is not None
     size_bytes = max(int(gigabytes * GIB * ranks), 2**20)
-    places.directory(draft, path, path.text(), f"{size_bytes}B")
+    places.directory(draft, path, path.text(), format_bytes(size_bytes))
     draft.note(size, Fate.TAKEN, f"size of that tier; LMCache's GB are GiB, per rank: times {ranks}")
 
 
