@@ -32,6 +32,7 @@ import torch
 
 from tiercel.blocks import Chain
 from tiercel.codecs import marked
+from tiercel.codecs.consent import LossyAttention
 from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.account import Account
 from tiercel.engines.transformers.answer import Answer
@@ -43,6 +44,7 @@ from tiercel.engines.transformers.prefix import Found, PrefixStore, Restored
 from tiercel.engines.transformers.prompts import chat_prompt, check_tokens, encode
 from tiercel.engines.transformers.request import Event, Request, Result, Timing
 from tiercel.engines.transformers.sampling import Sampler
+from tiercel.engines.transformers.selective import Selecting, selecting
 from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
 from tiercel.store import Choice, PrefillEstimator, Sight
@@ -88,7 +90,9 @@ class TransformersEngine:
 
     `store` None never reuses anything across requests. `adapter` is the digest of whatever changes the
     weights after loading (a merged adapter). What is stored is loaded where that is expected to be faster
-    than computing it, or `load_always`. Loading blocks; raises ModelError.
+    than computing it, or `load_always`. A `policy` changes answers: they read of their
+    prompt what it keeps, with `kv_device_bytes` of KV on the device at most. Loading blocks; raises
+    ModelError, and EngineError for a policy that was not judged for the model.
     """
 
     def __init__(
@@ -103,15 +107,20 @@ class TransformersEngine:
         adapter: bytes | None = None,
         load_deadline_s: float = 5.0,
         load_always: bool = False,
+        kv_device_bytes: int | None = None,
+        policy: LossyAttention | None = None,
     ) -> None:
         if block_tokens < 1:
             raise ModelError(f"block_tokens is {block_tokens}; accepted is 1 or more")
         self.model = load_model(model_dir, dtype=dtype, device=device, attention=attention)
         self.layout = BlockLayout(self.model.shapes, self.model.kv_dtype, block_tokens)
+        self.selecting: Selecting | None = None
+        if policy is not None:
+            self.selecting = selecting(self.model, self.layout, policy, kv_device_bytes)
         self.identity = model_identity(self.model, self.layout)
         self.prefix: PrefixStore | None = None
         self._adapter, self._load_deadline_s = adapter, load_deadline_s
-        self._make_cache: MakeCache = KVCache
+        self._make_cache: MakeCache = KVCache if self.selecting is None else self.selecting.make_cache
         self._idle_cache: KVCache | None = None
         self.cost = PrefillEstimator()
         self._load_always = load_always
@@ -129,6 +138,11 @@ class TransformersEngine:
         self.prefix = PrefixStore(
             store, self.identity, adapter=self._adapter, load_deadline_s=self._load_deadline_s
         )
+
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """What makes answers other than exact, beside the store's codecs."""
+        return () if self.selecting is None else (str(self.selecting),)
 
     @property
     def block_tokens(self) -> int:
@@ -191,7 +205,10 @@ class TransformersEngine:
 
     def _find(self, tokens: Sequence[int], chain: Chain | None, hints: Hints) -> Found | None:
         # The last token is always computed, for its logits.
-        reusable = (len(tokens) - 1) // self.block_tokens
+        loadable = len(tokens) - 1
+        if self.selecting is not None:
+            loadable = self.selecting.loadable_tokens(len(tokens))
+        reusable = loadable // self.block_tokens
         if self.prefix is None or chain is None or not hints.load or not reusable:
             return None
         cost = None if self._load_always else self.cost.cost()
@@ -328,6 +345,7 @@ class TransformersEngine:
         try:
             started = time.perf_counter()
             account = self._account(request.tokens, chain, request.hints)
+            cache.prompt_begins(request.tokens)
             with self._accounted(account, cache):
                 prefilled = self._prefill(request.tokens, chain, cache, account, stop, request.hints)
                 answer.reused_tokens = prefilled.reused_tokens
@@ -444,9 +462,9 @@ class TransformersEngine:
         cache, self._idle_cache = self._idle_cache, None
         if cache is None:
             cache = self._make_cache(self.layout, self.model.device)
-        cache.clear()
         cache.reserve(tokens, exactly=True)
         return cache
 
     def _give_back(self, cache: KVCache) -> None:
+        cache.clear()
         self._idle_cache = cache

@@ -8,7 +8,7 @@ memory: blocks are copied in and out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -154,6 +154,9 @@ class KVCache(Cache):
             slab.grow(self.capacity, keep)
         for layer in self._buffered:
             layer.rebind()
+
+    def prompt_begins(self, tokens: Sequence[int]) -> None:
+        """What follows is the prefill of `tokens`, restored or computed, and then its answer."""
 
     def prompt_done(self) -> None:
         """The prompt is complete and saved, as far as there was room; its answer is decoded next.

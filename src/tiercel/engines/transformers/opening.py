@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tiercel.attention.registry import servable_policy
+from tiercel.codecs.consent import lossy_attention
 from tiercel.config import Config
 from tiercel.engines.transformers.engine import TransformersEngine
 from tiercel.errors import EngineError
@@ -14,8 +16,11 @@ def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngi
     """Load a model and open the store that `config` describes, with slots of that model's block size.
 
     The caller closes the store. Raises ModelError, MemoryLimitError or TierError, and for a lossy codec that
-    does not go with the model or was not accepted EngineError or ConfigError.
+    does not go with the model or was not accepted EngineError or ConfigError; so for a policy of attention.
     """
+    policy = lossy_attention(config)
+    if policy is not None:
+        servable_policy(policy.policy)
     engine = TransformersEngine(
         model_dir,
         dtype=config.model.dtype,
@@ -23,6 +28,7 @@ def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngi
         block_tokens=config.model.block_tokens,
         load_deadline_s=config.store.load_deadline_s,
         load_always=config.store.load == "always",
+        policy=policy,
     )
     store = open_store(config, engine.layout.payload_bytes)
     try:

@@ -69,6 +69,21 @@ class Store(Protocol):
     def close(self, deadline_s: float = 30.0) -> bool: ...
 
 
+class PolicyFigures(Protocol):
+    """A selective policy of attention, and what it took so far."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def moved_bytes(self) -> int: ...
+    @property
+    def device_peak_bytes(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a client may learn of the model. `context_tokens` None: no limit of its own.
@@ -85,14 +100,20 @@ class ModelFacts:
     running_on: str
     lossy: tuple[str, ...] = ()
 
+    @property
+    def shown(self) -> str:
+        """The name, with what makes answers other than exact."""
+        return f"{self.name} ({', '.join(self.lossy)})" if self.lossy else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine, its store, and the facts about its model."""
+    """An engine, its store, the facts about its model, and the policy of its attention, if it has one."""
 
     engine: Engine
     store: Store
     facts: ModelFacts
+    policy: PolicyFigures | None = None
 
 
 def load(model_dir: Path, config: Config, name: str | None = None) -> Loaded:
@@ -113,6 +134,7 @@ def load(model_dir: Path, config: Config, name: str | None = None) -> Loaded:
             has_tokenizer=model.tokenizer is not None,
             chats=bool(getattr(model.tokenizer, "chat_template", None)),
             running_on=f"{model.device}, {str(model.dtype).removeprefix('torch.')}",
-            lossy=store.lossy.codecs,
+            lossy=(*store.lossy.codecs, *engine.lossy),
         ),
+        engine.selecting,
     )

@@ -6,11 +6,15 @@ Every figure is counted where it happens; none is estimated. What became of prom
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from tiercel.engines.transformers import Result
 from tiercel.service.prometheus import StoreCollector
-from tiercel.web.api.engine import Store
+from tiercel.web.api.engine import PolicyFigures, Store
 
 RAM, NONE = "ram", "none"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -19,7 +23,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 
 class Metrics:
     """All figures of one server."""
 
-    def __init__(self, store: Store, waiting_max: int) -> None:
+    def __init__(self, store: Store, waiting_max: int, policy: PolicyFigures | None = None) -> None:
         self.registry = CollectorRegistry()
         one = self.registry
         self.requests = Counter(
@@ -51,6 +55,7 @@ class Metrics:
             "tiercel_http_queue_wait_seconds", "Waiting for the engine.", buckets=_SECONDS, registry=one
         )
         one.register(StoreCollector(store.stats))
+        one.register(_PolicyCollector(policy))
 
     def answered(self, result: Result, ttft_s: float) -> None:
         """Count one whole answer; `ttft_s` is from the request's arrival."""
@@ -60,6 +65,36 @@ class Metrics:
     def text(self) -> bytes:
         """The figures of this moment, in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _PolicyCollector(Collector):
+    """What answers read of their prompts, and what that moved. Without a policy all of them, and nothing."""
+
+    def __init__(self, policy: PolicyFigures | None) -> None:
+        self._policy = policy
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """The figures of this moment."""
+        policy = self._policy
+        share = GaugeMetricFamily(
+            "tiercel_attention_share",
+            "Share of a prompt's tokens that answers may read; below 1 they are not exact.",
+            labels=["policy"],
+        )
+        share.add_metric(["full" if policy is None else policy.name], 1.0 if policy is None else policy.share)
+        yield share
+        for name, words, value in (
+            ("steps", "Tokens generated under a policy.", 0 if policy is None else policy.steps),
+            ("moved_bytes", "KV from host to device for them.", 0 if policy is None else policy.moved_bytes),
+        ):
+            counter = CounterMetricFamily(f"tiercel_attention_{name}", words)
+            counter.add_metric([], value)
+            yield counter
+        peak = GaugeMetricFamily(
+            "tiercel_attention_device_peak_bytes", "Most KV on the device at a time, under a policy."
+        )
+        peak.add_metric([], 0 if policy is None else policy.device_peak_bytes)
+        yield peak
 
 
 def slowest(result: Result) -> str:

@@ -57,7 +57,7 @@ def serve(
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # its series are half of /metrics, unused
     service = Service(loaded, config.serve)
-    watch = Watch(StoreSource(lambda: loaded.store, "server", loaded.facts.name))
+    watch = Watch(StoreSource(lambda: loaded.store, "server", loaded.facts.shown))
     # With a key nothing is told without it; without one, no stranger's page may look.
     guard = Guard(api_key or token, any_host=api_key is not None)
     app = make_app(service, api_key, tracing=tracing, live=Endpoints(watch, guard))
