@@ -29,10 +29,9 @@ from tiercel.blocks import Identity
 from tiercel.codecs import LOSSY, BlockShape, LossyTiers, Mark
 from tiercel.codecs.shape import BY_HEAD, BY_TOKEN, KEYS_BY_CHANNEL
 from tiercel.engines.vllm.arrangement import Interior, interiors
-from tiercel.engines.vllm.jobs import Shard
 from tiercel.engines.vllm.layout import Layout, register
 from tiercel.engines.vllm.mover import CpuMover
-from tiercel.engines.vllm.opening import _marked
+from tiercel.engines.vllm.opening import mark_for
 
 IDENTITY = Identity("m", "1", "auto", b"g", "vllm-1", 16)
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 2, 5, 3, 32, 64
@@ -230,8 +229,7 @@ def test_a_quantised_cache_unknown_contents_and_layers_that_differ_have_no_shape
 
 def marked_by(lossy: LossyTiers, *shapes: str) -> Identity:
     store: Any = SimpleNamespace(lossy=lossy)
-    shards = [Shard(n, len(shapes), True, b"l", 4096, "cpu", shape=one) for n, one in enumerate(shapes)]
-    return _marked(IDENTITY, store, shards, 4096)
+    return mark_for(IDENTITY, store, set(shapes), 4096)
 
 
 def test_a_daemons_codecs_mark_the_identity_where_they_go_and_are_refused_in_one_line_where_not(

@@ -104,7 +104,7 @@ class Rank:
     """One worker: its memory and its connector."""
 
     views: dict[str, torch.Tensor]
-    connector: TiercelConnector
+    connector: Any
     number: int
     sent: int = 0
 
@@ -136,7 +136,7 @@ class Toy:
         return ToyEngine(self)
 
 
-def toy_config(toy: Toy) -> Any:
+def toy_config(toy: Toy, transfer: dict[str, Any] | None = None) -> Any:
     folder = toy.folder / "toy-model"
     folder.mkdir(exist_ok=True)
     content = {
@@ -151,7 +151,7 @@ def toy_config(toy: Toy) -> Any:
     }  # fmt: skip
     if toy.events:
         settings["kv_events_config"] = {"enable_kv_cache_events": True, "publisher": "null"}
-    transfer = {
+    transfer = transfer or {
         "kv_connector": "TiercelConnector", "kv_connector_module_path": "tiercel.engines.vllm",
         "kv_role": "kv_both", "kv_connector_extra_config": toy.extra,
     }  # fmt: skip
@@ -199,7 +199,7 @@ class ToyEngine:
     def __init__(self, toy: Toy) -> None:
         self.toy = toy
         self.cache = toy_cache(toy)
-        self.config = toy_config(toy)
+        self.config = self._config()
         self.config.cache_config.num_gpu_blocks = toy.blocks
         self.stores = list(toy.stores) or [toy.store] * toy.ranks
         init_none_hash(sha256)
@@ -210,13 +210,9 @@ class ToyEngine:
                 self.config, self.cache, StructuredOutputManager(self.config), block_size=unit,
                 hash_block_size=hashes, log_stats=True,
             )  # fmt: skip
-            self.ranks = [self._rank(number, unit) for number in range(toy.ranks)]
             self.connector: Any = self.scheduler.connector
-            told = {(0, rank.number): rank.connector.get_handshake_metadata() for rank in self.ranks}
-            self.connector.set_xfer_handshake_metadata_pp_aware(told)
-        if not toy.prices:
-            # Arithmetic is faster than any load: left to itself the engine would compute everything.
-            self.connector._scheduler.side._pace.prompt = lambda *_: None
+            self.ranks = [self._rank(number, unit) for number in range(toy.ranks)]
+            self._introduce()
         self.aggregator = KVOutputAggregator(toy.ranks)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.free_at_start = self.pool.get_num_free_blocks()
@@ -235,6 +231,17 @@ class ToyEngine:
         stack.enter_context(mock.patch.object(opening, "connect", return_value=Embedded(store)))
         stack.enter_context(mock.patch.object(naming, "PAYLOAD_BYTES_MIN", page * self.toy.units))
         return stack
+
+    def _config(self) -> Any:
+        return toy_config(self.toy)
+
+    def _introduce(self) -> None:
+        """Tell the scheduler's connector what the workers registered."""
+        told = {(0, rank.number): rank.connector.get_handshake_metadata() for rank in self.ranks}
+        self.connector.set_xfer_handshake_metadata_pp_aware(told)
+        if not self.toy.prices:
+            # Arithmetic is faster than any load: left to itself the engine would compute everything.
+            self.connector._scheduler.side._pace.prompt = lambda *_: None
 
     def _rank(self, number: int, unit: int) -> Rank:
         toy, views = self.toy, toy_views(self.toy, self.cache)
@@ -323,8 +330,11 @@ class ToyEngine:
                 if one.finish_reason is not None:
                     self.finished[one.request_id] = str(one.finish_reason)
             if batch.scheduler_stats is not None and batch.scheduler_stats.kv_connector_stats:
-                for name, amount in batch.scheduler_stats.kv_connector_stats.items():
-                    self.stats[name] = self.stats.get(name, 0) + amount
+                self._count(batch.scheduler_stats.kv_connector_stats)
+
+    def _count(self, told: dict[str, Any]) -> None:
+        for name, amount in told.items():
+            self.stats[name] = self.stats.get(name, 0) + amount
 
     def _execute(self, rank: Rank, output: Any) -> ModelRunnerOutput:
         connector = rank.connector

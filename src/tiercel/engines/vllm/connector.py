@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
@@ -32,7 +30,7 @@ from tiercel.engines.vllm.hints import explained
 from tiercel.engines.vllm.jobs import Done, Shard, Step
 from tiercel.engines.vllm.opening import SchedulerParts, WorkerParts, open_scheduler, open_worker
 from tiercel.engines.vllm.options import read_options
-from tiercel.engines.vllm.stats import Tally, TiercelPromMetrics, TiercelStats
+from tiercel.engines.vllm.stats import Tally, TiercelPromMetrics, TiercelStats, timed
 from tiercel.engines.vllm.support import check_cache, check_engine, check_version
 from tiercel.store.figures import RAM
 
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = logging.getLogger("tiercel")
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -75,22 +71,6 @@ class TiercelHandshake(KVConnectorHandshakeMetadata):
     """What a worker registered, told to the scheduler once at start."""
 
     shard: Shard
-
-
-def _timed(
-    call: Callable[Concatenate[TiercelConnector, Given], Answer],
-) -> Callable[Concatenate[TiercelConnector, Given], Answer]:
-    """Count a scheduler's call and how long it took."""
-
-    @wraps(call)
-    def wrapper(self: TiercelConnector, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        started_s = time.perf_counter()
-        try:
-            return call(self, *args, **kwargs)
-        finally:
-            self._tally.called(time.perf_counter() - started_s)
-
-    return wrapper
 
 
 class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
@@ -200,13 +180,13 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
         """Learn vLLM's blocks, to hold those that are being saved."""
         self._pool = gpu_block_pool
 
-    @_timed
+    @timed
     def on_new_request(self, request: Request) -> None:
         """Ask for the prompt while it waits its turn."""
         if self._scheduler is not None:
             self._scheduler.side.added(request)
 
-    @_timed
+    @timed
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -227,7 +207,7 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
             sources[source] = sources.get(source, 0) + tokens
         return sources
 
-    @_timed
+    @timed
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
@@ -235,14 +215,14 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None and num_external_tokens:
             self._scheduler.side.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
-    @_timed
+    @timed
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """The step's loads and saves."""
         if self._scheduler is None:
             return TiercelMetadata()
         return TiercelMetadata(self._scheduler.side.step(scheduler_output))
 
-    @_timed
+    @timed
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What workers report."""
         if self._scheduler is None:
@@ -256,7 +236,7 @@ class TiercelConnector(KVConnectorBase_V1, SupportsHMA):
         """Never delays: what is being saved is held by a reference of its own."""
         return self.request_finished_all_groups(request, (block_ids,))
 
-    @_timed
+    @timed
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:

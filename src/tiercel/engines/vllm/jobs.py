@@ -128,9 +128,9 @@ class Done:
         return Done(saves, self.failed | other.failed)
 
 
-def split_hashes(joined: bytes) -> list[bytes]:
+def split_hashes(joined: bytes, size: int = HASH_BYTES) -> list[bytes]:
     """The single hashes of a job."""
-    return [joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES)]
+    return [joined[at : at + size] for at in range(0, len(joined), size)]
 
 
 def writable_from(tables: Sequence[Table], per_block: Sequence[int], blocks: int) -> int:

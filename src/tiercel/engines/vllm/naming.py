@@ -86,6 +86,7 @@ def _speculation(config: VllmConfig) -> bytes:
 
 
 def _revision(model: str, revision: str | None, load_format: object) -> str:
+        self._hash_bytes = hash_bytes
     if str(getattr(load_format, "value", load_format)) == "dummy":
         return "dummy"  # vLLM makes them from a fixed seed
     try:
@@ -114,7 +115,7 @@ def _hub_folder(model: str, revision: str | None) -> Path:
 class Names:
     """The scopes of one rank: identity and owner to keys. Thread-safe; remembers those used last."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, hash_bytes: int = HASH_BYTES) -> None:
         self.identity = identity
         self._scopes: OrderedDict[Owner, Scope] = OrderedDict()
         self._known: OrderedDict[tuple[str, Owner], tuple[bytes, tuple[BlockKey, ...]]] = OrderedDict()
@@ -144,8 +145,8 @@ class Names:
             joined, keys = self._known.pop((request, owner), (b"", ()))
         if not hashes.startswith(joined):
             # Shorter than last time (or another request of that name): a prefix of what is known, or nothing.
-            keys = keys[: len(hashes) // HASH_BYTES] if joined.startswith(hashes) else ()
-        chain = scope.rechain(split_hashes(hashes[len(keys) * HASH_BYTES :]), keys)
+            keys = keys[: len(hashes) // self._hash_bytes] if joined.startswith(hashes) else ()
+        chain = scope.rechain(split_hashes(hashes[len(keys) * self._hash_bytes :], self._hash_bytes), keys)
         with self._lock:
             self._known[request, owner] = (hashes, chain.keys)
             while len(self._known) > _REQUESTS_KEPT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -122,15 +122,12 @@ def open_scheduler(
         raise EngineError(f"{len(by_number)} distinct parts of the KV registered; accepted is every one")
     unit_tokens, unit_bytes = _unit_tokens(config, cache), max(one.unit_bytes for one in shards)
     store = _connect(options, unit_bytes, private)
-    if store.slot_payload_bytes < unit_bytes:
-        raise EngineError(
-            f"the daemon's slots hold {human_bytes(store.slot_payload_bytes)}, one block of this model has "
-            f"{human_bytes(unit_bytes)}; set ram.slot of the daemon to {human_bytes(unit_bytes + (1 << 16))}"
-        )
+    check_room(store, unit_bytes)
     block_tokens = unit_tokens * units_per_block(unit_bytes, store.slot_payload_bytes)
     if len({one.computed for one in shards}) != 1:
         raise EngineError("workers compute on different devices or backends; accepted is one kind for all")
-    identity = _marked(identity_of(config, by_number, block_tokens), store, shards, unit_bytes)
+    exact = identity_of(config, by_number, block_tokens)
+    identity = mark_for(exact, store, {one.shape for one in shards}, unit_bytes)
     asker = Asker(store)
     named = names_of_shards(identity, by_number)
     asker.use(named)
@@ -156,10 +153,19 @@ def open_scheduler(
     return parts
 
 
-def _marked(identity: Identity, store: RemoteStore, shards: Sequence[Shard], payload_bytes: int) -> Identity:
+def check_room(store: RemoteStore, block_bytes: int) -> None:
+    """Raises EngineError unless a block of so many bytes fits into the daemon's slots."""
+    if store.slot_payload_bytes < block_bytes:
+        enough = human_bytes(block_bytes + (1 << 16))
+        raise EngineError(
+            f"the daemon's slots hold {human_bytes(store.slot_payload_bytes)}, one block of this model has "
+            f"{human_bytes(block_bytes)}; set ram.slot of the daemon to {enough}"
+        )
+
+
+def mark_for(identity: Identity, store: RemoteStore, shapes: Collection[str], payload_bytes: int) -> Identity:
     """The identity for what the daemon's tiers do to blocks; where that does not go, all are kept exactly."""
-    shapes = {one.shape for one in shards}
-    shape = BlockShape.parse(shapes.pop()) if len(shapes) == 1 else None
+    shape = BlockShape.parse(next(iter(shapes))) if len(shapes) == 1 else None
     try:
         return marked(identity, store.lossy, shape, payload_bytes)
     except EngineError as refusal:

@@ -6,7 +6,10 @@ A figure never reaches a request: values are clamped to what a counter takes, un
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
@@ -39,13 +42,14 @@ _SLOW_S = 0.0005
 class Tally:
     """Counters since they were last taken. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Mapping[str, str] = COUNTERS) -> None:
+        self._counters = counters
         self._lock = threading.Lock()
         self._counts: dict[str, float] = {}
 
     def add(self, name: str, amount: float) -> None:
-        """Count; `name` is one of `COUNTERS`."""
-        assert name in COUNTERS, name
+        """Count; `name` is one of the counters."""
+        assert name in self._counters, name
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + max(0, amount)
 
@@ -58,11 +62,43 @@ class Tally:
             if duration_s > _SLOW_S:
                 counts["scheduler_calls_slow"] = counts.get("scheduler_calls_slow", 0) + 1
 
-    def take(self) -> TiercelStats | None:
-        """What was counted since the last time; None if nothing was."""
+    def take_counts(self) -> dict[str, float]:
+        """What was counted since the last time."""
         with self._lock:
             counts, self._counts = self._counts, {}
+        return counts
+
+    def take(self) -> TiercelStats | None:
+        """What was counted since the last time, for a connector; None if nothing was."""
+        counts = self.take_counts()
         return TiercelStats(data=counts) if counts else None
+
+
+class Tallied(Protocol):
+    """Who counts its calls from vLLM's scheduler."""
+
+    _tally: Tally
+
+
+Caller = TypeVar("Caller", bound=Tallied)
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def timed(
+    call: Callable[Concatenate[Caller, Given], Answer],
+) -> Callable[Concatenate[Caller, Given], Answer]:
+    """Count a scheduler's call and how long it took."""
+
+    @wraps(call)
+    def wrapper(self: Caller, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        started_s = time.perf_counter()
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            self._tally.called(time.perf_counter() - started_s)
+
+    return wrapper
 
 
 class TiercelStats(KVConnectorStats):

@@ -27,10 +27,10 @@ def check_engine(config: VllmConfig) -> None:
     parallel, cache = config.parallel_config, config.cache_config
     role = None if config.kv_transfer_config is None else config.kv_transfer_config.kv_role
     if role != "kv_both":
-        raise EngineError(f"kv_role is {role}; accepted is kv_both with TiercelConnector")
+        raise EngineError(f"kv_role is {role}; accepted is kv_both")
     for flag in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (ranks := getattr(parallel, flag, 1)) > 1:
-            raise EngineError(f"{flag} is {ranks}; accepted is 1 with TiercelConnector")
+            raise EngineError(f"{flag} is {ranks}; accepted is 1")
     if cache.prefix_caching_hash_algo not in _HASHES:
         raise EngineError(
             f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo}, too weak to share KV by; "
