@@ -52,7 +52,7 @@ class World:
         # By scope: how often it was cleared, begun and ended; what a block was stored under tells its age.
         self.begun = dict.fromkeys((one.tag for one in SCOPES), 0)
         self.ended = dict.fromkeys((one.tag for one in SCOPES), 0)
-        # After a restart deletions that were not finished are forgotten: what was left may be found again.
+        # After a restart deletions that could not be finished are forgotten: what is left may be found again.
         self.forgets = False
         self.busy = 0
         self.loaded = 0
@@ -210,14 +210,18 @@ class World:
         for _ in range(self.pick.choice([0, 0, 1, 2])):
             self.sim.sleep(self.pick.uniform(0.0, TROUBLED_S))
             old, deadline_s = self.store, self.pick.choice([0.0, 1.0, 10.0])
-            self.forgets |= purging(old)
+            begun = deletions(old)
 
             def close(old: TieredStore = old, deadline_s: float = deadline_s) -> None:
                 old.close(deadline_s)
 
             # Every tier may need its last half second after the deadline.
             self.within(deadline_s + 0.5 * len(self.tiers), close)
-            # What still hangs in a tier, or was not deleted yet, the next store cannot know of.
+            told = any(fault.kind == "undeleted" for fault in old.stats().faults)
+            calm = deadline_s and not any(tier.fired or tier.running for tier in self.tiers)
+            assert told or not begun & deletions(old), "closed without a word of what was not deleted"
+            assert not calm or not begun & deletions(old), "closed before all was deleted, which was well"
+            # What still hangs in a tier, or could not be deleted, the next store cannot know of.
             self.forgets |= purging(old) or any(tier.running for tier in self.tiers)
             self.open()
 
@@ -289,6 +293,10 @@ def purging(store: TieredStore) -> bool:
     return any(traffic.lane.index.purging for traffic in store.below.traffic)
 
 
+def deletions(store: TieredStore) -> set[Event]:
+    return {one for traffic in store.below.traffic for one in traffic._deletions}
+
+
 def content(key: BlockKey, age: int) -> bytes:
     return (age.to_bytes(4, "little") + key * (PAYLOAD // len(key)))[:PAYLOAD]
 
@@ -358,6 +366,9 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
         planted.setattr(ReadLease, "release", lambda self: None)
         assert "slots are lost" in first_failure(range(60)), "a lease that ends early keeps its blocks"
+    with monkeypatch.context() as planted:
+        planted.setattr(Traffic, "join", lambda self, until_s: True)
+        assert "not deleted" in first_failure(range(150)), "it does not wait for what is being deleted"
     assert first_failure(range(10)) == ""
 
 

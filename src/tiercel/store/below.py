@@ -45,11 +45,17 @@ class Below:
             time.sleep(_SCAN_LOOK_S)
         return True
 
-    def close(self, until_s: float) -> None:
-        """Stop all of it until the monotonic time `until_s`, or half a second later for each tier."""
+    def close(self, until_s: float) -> bool:
+        """Stop all of it until the monotonic time `until_s`, or half a second later for each tier.
+
+        False if not all was deleted that should be.
+        """
         for traffic in self.traffic:
-            traffic.close(max(0.0, until_s - time.monotonic()))
-            traffic.lane.close(max(_TIER_CLOSE_S, until_s - time.monotonic()))
+            traffic.stop()
+        finished = [traffic.join(until_s) for traffic in self.traffic]
+        for traffic, all_deleted in zip(self.traffic, finished, strict=True):
+            traffic.lane.close(max(_TIER_CLOSE_S, until_s - time.monotonic()), all_deleted=all_deleted)
+        return all(finished)
 
     def stats_locked(self) -> tuple[TierStats, ...]:
         """Figures of every tier."""

@@ -289,10 +289,16 @@ class Lane:
         """Learn what others do in the place; after how many seconds to do so again, None if never."""
         return self._sharing.round() if self._sharing and not self.gate.closed else None
 
-    def close(self, deadline_s: float) -> None:
+    def close(self, deadline_s: float, *, all_deleted: bool = True) -> None:
         """Call the tier no more and let it end; one that does not within the deadline is left behind."""
         with self._lock:
             self.gate.closed = True
+        if not all_deleted:
+            self._faults.note(
+                f"{self.name}.undeleted",
+                f"{self.name}: not all that was cleared or dropped could be deleted; it may be found again",
+            )
+            self._faults.emit()
         closer = threading.Thread(
             target=lambda: _answer(self._close_tier, bool, 1), name=f"tiercel-{self.name}-close", daemon=True
         )

@@ -55,6 +55,8 @@ class Traffic:
         self._probers = Workers(f"{lane.name}-probe", 1, _PROBE_QUEUE)
         self._waiting_max = max(1, min(options.write_queue, int(ram.arena.slots * _WAITING_SHARE)))
         self._closing = threading.Event()
+        # What is being deleted, by who waits for it.
+        self._deletions: dict[threading.Event, threading.Thread] = {}
         self._up: deque[Entry] = deque()
         # Each block with its chain up to it, as far as known.
         self._down: deque[tuple[Entry, Sequence[BlockKey]]] = deque()
@@ -319,34 +321,48 @@ class Traffic:
                 self.lane.index.touch(chain)
             for entry, _ in batch:
                 self._left_locked(entry)
+            # Cleared meanwhile, and the lane could not delete what it had just written.
+            index = self.lane.index
+            undead = [one.key for one, _ in live if one.state is State.GONE and index.bytes_of(one.key)]
             self._lock.notify_all()
+        if undead:
+            self.forget(undead)
 
     def purge(self, tag: bytes | None, doomed: dict[BlockKey, int]) -> threading.Event:
         """Delete a scope's records on a thread of its own, trying again until it works. Set when it did."""
-        done = threading.Event()
 
-        def run() -> None:
-            if self._retry(lambda: self.lane.purge(tag, doomed)):
-                self.lane.end_purge(tag)
-                done.set()
+        def attempt() -> bool:
+            if not self.lane.purge(tag, doomed):
+                return False
+            self.lane.end_purge(tag)
+            return True
 
-        threading.Thread(target=run, name=f"tiercel-{self.lane.name}-purge", daemon=True).start()
-        return done
+        return self._delete(attempt, "purge")
 
     def forget(self, keys: Sequence[BlockKey]) -> threading.Event:
         """Delete some records, known or not, on a thread of its own until it works. Set when it did."""
-        done = threading.Event()
 
         def attempt() -> bool:
             with self._lock:
                 records = dict.fromkeys(keys, 0) | self.lane.index.expel(keys)
             return self.lane.delete(records)
 
+        return self._delete(attempt, "forget")
+
+    def _delete(self, attempt: Callable[[], bool], what: str) -> threading.Event:
+        done = threading.Event()
+
         def run() -> None:
-            if self._retry(attempt):
+            # Once more at the end: the next store does not know what this one was to delete.
+            if self._retry(attempt) or attempt():
+                with self._lock:
+                    del self._deletions[done]
                 done.set()
 
-        threading.Thread(target=run, name=f"tiercel-{self.lane.name}-forget", daemon=True).start()
+        thread = threading.Thread(target=run, name=f"tiercel-{self.lane.name}-{what}", daemon=True)
+        with self._lock:
+            self._deletions[done] = thread
+            thread.start()
         return done
 
     def scan(self) -> None:
@@ -370,13 +386,24 @@ class Traffic:
             pause_s = min(pause_s * 2, pause_max_s)
         return True
 
-    def close(self, deadline_s: float) -> None:
-        """Stop the threads; one that is stuck in the tier is left behind."""
+    def stop(self) -> None:
+        """Have the threads end soon: what is being deleted is tried once more. Never waits."""
         with self._lock:
             self._closing.set()
             self._drop_waiting_locked()
-        until_s = time.monotonic() + deadline_s
         for workers in (self._writers, self._readers, self._probers):
             workers.close()
+
+    def join(self, until_s: float) -> bool:
+        """Wait until the monotonic time `until_s` for the threads to end; one that is stuck is left behind.
+
+        False if not all was deleted that should be.
+        """
         for workers in (self._writers, self._readers, self._probers):
             workers.join(until_s)
+        with self._lock:
+            deleting = list(self._deletions.values())
+        for thread in deleting:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        with self._lock:
+            return not self._deletions

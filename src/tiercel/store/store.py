@@ -287,7 +287,10 @@ class TieredStore:
                 self.lock.wait(min(left_s, 0.1))
 
     def close(self, deadline_s: float = 30.0) -> bool:
-        """Flush within the deadline, then stop; later calls find nothing. True if all was flushed."""
+        """Flush and end deletions within the deadline, then stop; later calls find nothing. True if flushed.
+
+        What could not be deleted is told as a fault of its tier: the next store may find it.
+        """
         with self.lock:
             if self.closing:
                 return True
