@@ -2,13 +2,13 @@
 
     python -m scripts.audit PIP_AUDIT [FILE ...]     the pinned files, or the image's and the tests' own
 
-pip-audit asks the advisory database of the package index, so this needs the network and is no part of `make
-test`. Ends with 0 if nothing is known, 1 if something is (pip-audit's table says what), 3 if it could not be
-asked: one line.
+pip-audit asks the package index for advisories, so this needs the network and is no part of `make test`. Ends with
+0 if none is known of what could be looked at, 1 if one is, 3 if nothing could be looked at: one line.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,9 +27,8 @@ _LONGEST_S = 600
 
 def main(arguments: Sequence[str]) -> int:
     program, *files = arguments or ["pip-audit"]
-    files = files or [str(ROOT / name) for name in FILES]
-    command = [program, "--disable-pip", "--no-deps", "--progress-spinner", "off", "--timeout", "10"]
-    for file in files:
+    command = [program, "--disable-pip", "--no-deps", "--progress-spinner", "off", "--format", "json"]
+    for file in files or [str(ROOT / name) for name in FILES]:
         command += ["--requirement", file]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LONGEST_S)
@@ -37,16 +36,25 @@ def main(arguments: Sequence[str]) -> int:
         return not_done(f"{program} is not installed (make audit installs it where there is a package index)")
     except subprocess.TimeoutExpired:
         return not_done(f"no answer within {_LONGEST_S} s")
-    if done.stdout.strip():
-        sys.stdout.write(done.stdout)
-    if done.returncode == 0:
-        print("audit: nothing is known of what is pinned in " + ", ".join(files))
-        return 0
-    if "vulnerabilit" in done.stderr.lower() and "Found " in done.stderr:
-        print(f"audit: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-        return 1
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return not_done(f"the advisories of the package index could not be asked: {last[:160]}")
+    try:
+        packages = json.loads(done.stdout)["dependencies"]
+    except (ValueError, KeyError, TypeError):
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return not_done(f"the package index could not be asked for advisories: {last[:160]}")
+    looked = [one for one in packages if "vulns" in one]
+    if not looked:
+        return not_done(
+            f"the package index has no advisories; of {len(packages)} packages none was looked at"
+        )
+    for one in looked:
+        for found in one["vulns"]:
+            print(f"{one['name']} {one['version']}: {found['id']}, mended in {found.get('fix_versions')}")
+    known = sum(len(one["vulns"]) for one in looked)
+    others = len(packages) - len(looked)
+    print(
+        f"audit: {len(looked)} packages looked at, {known} vulnerabilities known; {others} could not be looked at"
+    )
+    return 1 if known else 0
 
 
 def not_done(why: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_without_a_network_it_is_one_line(offline: Path, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert err.startswith("audit: not done: the advisories of the package index could not be asked: ")
+    assert err.startswith("audit: not done: the package index could not be asked for advisories: ")
 
 
 def test_without_the_program_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,21 +117,29 @@ def test_without_the_program_it_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("\n") == 1
 
 
+FOUND = {"name": "torch", "version": "2.0", "vulns": [{"id": "CVE-1", "fix_versions": ["2.1"]}]}
+CLEAN = {"name": "numpy", "version": "2.0", "vulns": []}
+SKIPPED = {"name": "click", "skip_reason": "Dependency not found on PyPI and could not be audited"}
+
+
 @pytest.mark.parametrize(
-    ("script", "code"),
+    ("packages", "code", "said"),
     [
-        ("import sys; print('torch 2.0 CVE-1'); sys.exit('Found 1 known vulnerability in 1 package')", 1),
-        ("import sys; print('No known vulnerabilities found', file=sys.stderr)", 0),
+        ([FOUND, CLEAN], 1, "torch 2.0: CVE-1, mended in ['2.1']"),
+        ([CLEAN, SKIPPED], 0, "1 packages looked at, 0 vulnerabilities known; 1 could not be looked at"),
+        ([SKIPPED], audit.NOT_DONE, "of 1 packages none was looked at"),
     ],
 )
 def test_what_it_finds_is_its_answer(
-    script: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    packages: list[object], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An index that knows no advisories answers as if all was well: that is not done."""
     program = tmp_path / "pip-audit"
-    program.write_text(f"#!{sys.executable}\n{script}\n")
+    program.write_text(f"#!{sys.executable}\nprint({json.dumps({'dependencies': packages})!r})\n")
     program.chmod(0o755)
     assert audit.main([str(program)]) == code
-    assert "not done" not in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert said in out + err
 
 
 def test_make_says_so_too(tmp_path: Path) -> None:
