@@ -42,19 +42,22 @@ def key_rotation(module: Any) -> RotateKeys | None:
 
 @torch.inference_mode()
 def _works(module: Any, rotate: RotateKeys) -> bool:
-    """Whether a token's first-layer key at a later position is its key at the first one, moved."""
+    """Whether a lone token's keys at a later position are its keys at the first one, moved, in all layers."""
     ids = torch.full((1, 1), 5, device=module.get_input_embeddings().weight.device)
-    first, later = (
-        _first_keys(module, ids, torch.full_like(ids, at)).float() for at in (0, _PROBE_POSITIONS)
+    places = (ids * 0, ids * 0 + _PROBE_POSITIONS)
+    return all(
+        _near(rotate(first, torch.full(first.shape[:2], _PROBE_POSITIONS, device=ids.device)), later)
+        for first, later in zip(*(_keys(module, ids, at) for at in places), strict=True)
     )
-    delta = torch.full(first.shape[:2], _PROBE_POSITIONS, device=ids.device)
-    wrong = (rotate(first, delta) - later).norm()
-    return bool(wrong <= _PROBE_ERROR_MAX * later.norm())
 
 
-def _first_keys(module: Any, ids: Tensor, position: Tensor) -> Tensor:
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).float().norm() <= _PROBE_ERROR_MAX * other.float().norm())
+
+
+def _keys(module: Any, ids: Tensor, position: Tensor) -> list[Tensor]:
+    """The keys of each layer. A lone token attends to itself only, so nothing else depends on where it is."""
     cache = DynamicCache()
     module(input_ids=ids, position_ids=position, past_key_values=cache, use_cache=True)
     layers: list[Any] = list(cache.layers)
-    keys: Tensor = layers[0].keys
-    return keys
+    return [layer.keys for layer in layers]

@@ -6,6 +6,10 @@ from tiercel.engines.transformers.request import Delta, FinishReason
 from tiercel.engines.transformers.text import StreamDecoder
 
 
+class Stopped(Exception):
+    """A prefill was given up between two blocks, because nobody waits for it any more."""
+
+
 class Answer:
     """The tokens of one answer so far, and whether it has ended."""
 

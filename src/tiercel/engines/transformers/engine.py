@@ -24,30 +24,34 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tiercel.blocks import Chain
+from tiercel.blocks import Chain, Identity
 from tiercel.codecs import marked
 from tiercel.codecs.consent import LossyAttention
 from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.account import Account
-from tiercel.engines.transformers.answer import Answer
+from tiercel.engines.transformers.answer import Answer, Stopped
+from tiercel.engines.transformers.chunk_cache import ChunkCache, chunk_identity
+from tiercel.engines.transformers.chunk_prefill import chunked_prompts
+from tiercel.engines.transformers.chunks import ChunkReuse, Span
 from tiercel.engines.transformers.identity import model_identity
 from tiercel.engines.transformers.kv_cache import KVCache, MakeCache
 from tiercel.engines.transformers.layout import BlockLayout
 from tiercel.engines.transformers.model import load_model
-from tiercel.engines.transformers.prefix import Found, PrefixStore, Restored
-from tiercel.engines.transformers.prompts import chat_prompt, check_tokens, encode
+from tiercel.engines.transformers.prefilled import Prefill
+from tiercel.engines.transformers.prefix import Found, PrefixStore
+from tiercel.engines.transformers.prompts import chat_prompt, check_tokens, cut, encode
 from tiercel.engines.transformers.request import Event, Request, Result, Timing
 from tiercel.engines.transformers.sampling import Sampler
 from tiercel.engines.transformers.selective import Selecting, selecting
 from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
-from tiercel.store import Choice, PrefillEstimator, Sight
+from tiercel.store import PrefillEstimator, Sight
 from tiercel.store.policy import Decision, Hints, Outcome
 
 if TYPE_CHECKING:
@@ -60,29 +64,8 @@ _ROOM_DEADLINE_S = 2.0
 _NO_HINTS = Hints()
 
 
-class _Stopped(Exception):
-    """A prefill was given up between two blocks, because nobody waits for it any more."""
-
-
 def _never() -> bool:
     return False
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """A prefilled prompt: `logits` of its last token, shape [vocabulary], and what it took."""
-
-    logits: torch.Tensor
-    restored: Restored
-    reused_tokens: int
-    lookup_s: float
-    prefill_s: float
-    decision: Decision
-
-    @property
-    def choice(self) -> Choice | None:
-        """What was expected, if there was anything to choose."""
-        return self.decision.choice
 
 
 class TransformersEngine:
@@ -109,6 +92,7 @@ class TransformersEngine:
         load_always: bool = False,
         kv_device_bytes: int | None = None,
         policy: LossyAttention | None = None,
+        chunks: ChunkReuse | None = None,
     ) -> None:
         if block_tokens < 1:
             raise ModelError(f"block_tokens is {block_tokens}; accepted is 1 or more")
@@ -124,6 +108,8 @@ class TransformersEngine:
         self._idle_cache: KVCache | None = None
         self.cost = PrefillEstimator()
         self._load_always = load_always
+        alone = ChunkCache(self.model, self.layout, self._run_blocks, self.cost, load_always=load_always)
+        self.chunks = chunked_prompts(self.model, self.layout, chunks, self._make_cache, alone)
         if store is not None:
             self.attach(store)
 
@@ -135,14 +121,17 @@ class TransformersEngine:
         self.identity = marked(
             replace(self.identity, lossy=None), store.lossy, self.layout.shape(), self.layout.payload_bytes
         )
-        self.prefix = PrefixStore(
-            store, self.identity, adapter=self._adapter, load_deadline_s=self._load_deadline_s
-        )
+        self.prefix = self._named(store, self.identity)
+        if self.chunks is not None:
+            self.chunks.attach(self.prefix, self._named(store, chunk_identity(self.identity)))
+
+    def _named(self, store: TieredStore, identity: Identity) -> PrefixStore:
+        return PrefixStore(store, identity, adapter=self._adapter, load_deadline_s=self._load_deadline_s)
 
     @property
     def lossy(self) -> tuple[str, ...]:
         """What makes answers other than exact, beside the store's codecs."""
-        return () if self.selecting is None else (str(self.selecting),)
+        return tuple(str(one) for one in (self.selecting, self.chunks) if one is not None)
 
     @property
     def block_tokens(self) -> int:
@@ -163,6 +152,12 @@ class TransformersEngine:
         Raises RequestError for messages that the template refuses, ModelError without a template.
         """
         return chat_prompt(self.model, messages)
+
+    def cut(
+        self, prompt: str | Sequence[Mapping[str, Any]], separator: str
+    ) -> tuple[list[int], tuple[Span, ...]]:
+        """Token ids of a text or a conversation, and its chunks: see `prompts.cut`."""
+        return cut(self.model, prompt, separator)
 
     # --- prompts ---
 
@@ -240,7 +235,27 @@ class TransformersEngine:
         if found is None or not found.meet:
             self.cost.observe(len(tokens) - context, context, account.prefill_s)
         decision = account.done("answered")
-        return Prefill(logits, account.restored, reused, decision.lookup_s, account.prefill_s, decision)
+        return Prefill(
+            logits, account.restored, reused, decision.lookup_s, account.prefill_s, decision, len(tokens)
+        )
+
+    def _prefill_asked(
+        self,
+        request: Request,
+        chain: Chain | None,
+        cache: KVCache,
+        account: Account,
+        stop: Callable[[], bool],
+    ) -> Prefill:
+        """Prefill a request's prompt, with the KV of its chunks where the engine is set to and that pays."""
+        chunks, tokens = self.chunks, request.tokens
+        spans = () if chunks is None else chunks.spans(request, chain)
+        if chunks is None or chain is None or not spans:
+            return self._prefill(tokens, chain, cache, account, stop, request.hints)
+        if exact := spans[0][0]:
+            before = chain[: exact // self.block_tokens]
+            self._prefill(tokens[:exact], before, cache, account, stop, request.hints)
+        return chunks.prefill(request, spans, cache, account, stop, self.cost.cost())
 
     def _account(self, tokens: Sequence[int], chain: Chain | None, hints: Hints = _NO_HINTS) -> Account:
         unasked = None
@@ -257,7 +272,7 @@ class TransformersEngine:
         try:
             yield
             outcome = "answered"
-        except _Stopped:
+        except Stopped:
             outcome = "cancelled"
             raise
         finally:
@@ -298,12 +313,12 @@ class TransformersEngine:
     def _run_blocks(
         self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
     ) -> torch.Tensor:
-        """Append `tokens` to `cache`, which ends at a block boundary, a block at a time. Raises _Stopped."""
+        """Append `tokens` to `cache`, which ends at a block boundary, a block at a time. Raises Stopped."""
         assert tokens
         assert cache.length % self.block_tokens == 0, cache.length
         for start in range(0, len(tokens), self.block_tokens):
             if stop():
-                raise _Stopped
+                raise Stopped
             logits = self._forward(tokens[start : start + self.block_tokens], cache)
         return logits
 
@@ -339,7 +354,6 @@ class TransformersEngine:
         cache = self._take_cache(len(request.tokens) + min(limit, _ANSWER_TOKENS_RESERVED))
         answer = Answer(self.model.eos_ids, StreamDecoder(self.model.tokenizer, request.stop), limit)
         sampler = Sampler(request, self.model.device)
-        stored = 0
         keep = chain if request.hints.store else None
         sight = request.hints.sight()
         try:
@@ -347,17 +361,18 @@ class TransformersEngine:
             account = self._account(request.tokens, chain, request.hints)
             cache.prompt_begins(request.tokens)
             with self._accounted(account, cache):
-                prefilled = self._prefill(request.tokens, chain, cache, account, stop, request.hints)
+                prefilled = self._prefill_asked(request, chain, cache, account, stop)
                 answer.reused_tokens = prefilled.reused_tokens
                 delta = answer.add(sampler.pick(prefilled.logits))
             first_token = time.perf_counter()
+            exact, stored = prefilled.exact_tokens, prefilled.stored_blocks
             decision = self._report(replace(prefilled.decision, ttft_s=first_token - started))
             delta = replace(delta, decision=decision)
             try:
                 yield delta
             finally:  # also when the client has gone: the prefill is paid for
                 saving = time.perf_counter()
-                blocks = len(request.tokens) // self.block_tokens
+                blocks = exact // self.block_tokens
                 stored += self._save(keep, cache, prefilled.restored.blocks, blocks, 0.0, sight=sight)
                 self._pin(request, request.tokens)
                 store_s = time.perf_counter() - saving
@@ -370,10 +385,11 @@ class TransformersEngine:
                 decode_s += time.perf_counter() - begun
                 yield delta
             saving = time.perf_counter()
-            stored += self._save_rest(request, keep, cache)
+            stored += self._save_rest(request, exact, keep, cache)
             settling = time.perf_counter()
             store_s += settling - saving
-            stored += self._settle(request, answer.tokens, cache) if keep is not None else 0
+            if keep is not None and exact == len(request.tokens):
+                stored += self._settle(request, answer.tokens, cache)
             self._pin(request, [*request.tokens, *answer.tokens])
             settle_s = time.perf_counter() - settling
             yield Result(
@@ -395,14 +411,14 @@ class TransformersEngine:
                     settle_s=settle_s,
                 ),
             )
-        except _Stopped:
+        except Stopped:
             self._save(keep, cache, 0, cache.length // self.block_tokens, 0.0, sight=sight)
         finally:
             self._give_back(cache)
 
-    def _save_rest(self, request: Request, chain: Chain | None, cache: KVCache) -> int:
+    def _save_rest(self, request: Request, exact: int, chain: Chain | None, cache: KVCache) -> int:
         """Store the prompt's blocks that found no room at once, now that nobody waits for the next token."""
-        blocks = len(request.tokens) // self.block_tokens
+        blocks = exact // self.block_tokens
         if self.prefix is None or chain is None or not cache.settles:
             return 0
         if (held := self.prefix.stored_blocks(chain)) >= blocks:

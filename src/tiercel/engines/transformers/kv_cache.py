@@ -74,6 +74,11 @@ class BufferedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transf
         """Look the buffers up again after they have grown."""
         self._keys, self._values = self._slab.layer(self._index)
 
+    @property
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, [1, kv_heads, capacity, dim] each."""
+        return self._keys, self._values
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: shapes are known before the first token."""
 
@@ -205,6 +210,10 @@ class KVCache(Cache):
         """Copy block `index`, which must be complete, out into `payload`."""
         assert (index + 1) * self.layout.block_tokens <= self.length, (index, self.length)
         copy_out(self._block_parts(index), payload)
+
+    def buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, [1, kv_heads, capacity, dim] each, counted or not; until they grow."""
+        return self._buffered[layer].buffers
 
     def _block_parts(self, index: int) -> list[torch.Tensor]:
         start = index * self.layout.block_tokens

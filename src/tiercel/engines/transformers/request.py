@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tiercel.engines.transformers.chunks import Span, check_spans
 from tiercel.errors import RequestError
 from tiercel.store.policy import Decision, Hints
 
@@ -24,7 +25,9 @@ class Request:
     """One prompt and how to answer it. Raises RequestError for a value that makes no sense.
 
     `temperature` 0 is greedy. `salt` separates tenants: KV stored under one is invisible under another.
-    `use_cache` False neither reads nor writes the store; `hints` say so in part.
+    `use_cache` False neither reads nor writes the store; `hints` say so in part. `chunks` are the spans
+    (start, stop) of tokens that also stand in other prompts, elsewhere: an engine that is set to reuses their
+    KV nearly, for any other they are tokens like all.
     """
 
     tokens: Sequence[int]
@@ -36,6 +39,7 @@ class Request:
     salt: str | None = None
     use_cache: bool = True
     hints: Hints = field(default_factory=Hints)
+    chunks: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -55,6 +59,7 @@ class Request:
                 raise RequestError(
                     f"a stop string has {len(one)} characters; accepted are 1 to {_STOP_CHARS_MAX}"
                 )
+        check_spans(self.chunks, len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a request may say about its own cache use, in one small object that every engine's API carries alike.
 
     {"no_store": true, "no_load": true, "pin": "10m", "priority": "low", "prefetch": true,
-     "session": "agent-7", "explain": true}
+     "session": "agent-7", "explain": true, "chunks": "\n###\n"}
 
 Checked here once, so that a misspelt hint is refused wherever it is given; where nothing can be refused, it
 is left out and told of. Does nothing.
@@ -22,10 +22,11 @@ PIN_S_MAX = 86400.0
 SESSION_CHARS_MAX = 256
 _SHOWN_CHARS_MAX = 80
 _FLAGS = ("no_store", "no_load", "prefetch", "explain")
-_FIELDS = ("no_store", "no_load", "pin", "priority", "prefetch", "session", "explain")
+_FIELDS = ("no_store", "no_load", "pin", "priority", "prefetch", "session", "explain", "chunks")
 # What is larger is refused unread: under vLLM the scheduler waits for this.
 _GIVEN_MAX = 32
 _TTL_CHARS_MAX = 64
+_SEPARATOR_CHARS_MAX = 64
 _INT_BITS_MAX = 256
 
 
@@ -43,8 +44,9 @@ class Hints:
 
     `pin_s` above 0 keeps its blocks from eviction for so long; those of a `low` one go first. `prefetch`
     brings what is stored of it up to RAM while it waits its turn. `session` is a name under which prefetch,
-    demote and drop find what the last request of a conversation left. `sure`, which no request can say of
-    itself, stores at once whatever the admission policy is.
+    demote and drop find what the last request of a conversation left. `chunks` is the text that stands around
+    and between the prompt's chunks, such as documents; it stays in the prompt. `sure`, which no request can
+    say of itself, stores at once whatever the admission policy is.
     """
 
     store: bool = True
@@ -54,6 +56,7 @@ class Hints:
     prefetch: bool = False
     session: str | None = None
     explain: bool = False
+    chunks: str | None = None
     sure: bool = False
 
     def sight(self, otherwise: Sight = Sight.NEW) -> Sight:
@@ -82,6 +85,7 @@ def parse_hints(given: object, where: str = "tiercel") -> Hints:
         prefetch=told.get("prefetch", False),
         session=parse_session(told["session"], f"{where}.session") if "session" in told else None,
         explain=told.get("explain", False),
+        chunks=_separator(told["chunks"], f"{where}.chunks") if "chunks" in told else None,
     )
 
 
@@ -122,6 +126,13 @@ def parse_session(given: object, where: str) -> str:
     """The name of a session. Raises HintError."""
     if not (isinstance(given, str) and 1 <= len(given) <= SESSION_CHARS_MAX and given.isprintable()):
         accepted = f"accepted are 1 to {SESSION_CHARS_MAX} printable characters"
+        raise HintError(where, f"is {_show(given)}; {accepted}")
+    return given
+
+
+def _separator(given: object, where: str) -> str:
+    if not (isinstance(given, str) and 1 <= len(given) <= _SEPARATOR_CHARS_MAX):
+        accepted = f"accepted is the text that separates chunks, 1 to {_SEPARATOR_CHARS_MAX} characters"
         raise HintError(where, f"is {_show(given)}; {accepted}")
     return given
 

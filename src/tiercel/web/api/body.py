@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tiercel.engines.transformers.chunks import Span
 from tiercel.engines.transformers.request import Request
 from tiercel.errors import RequestError
 from tiercel.store.policy import HintError, Hints, parse_hints, parse_session, parse_ttl
@@ -100,8 +101,8 @@ class Asked:
         options = self.sampling.stream_options
         return options is not None and options.include_usage
 
-    def request(self, tokens: list[int], answer_tokens_max: int) -> Request:
-        """The engine's request for this prompt's `tokens`. Raises ApiError."""
+    def request(self, tokens: list[int], chunks: tuple[Span, ...], answer_tokens_max: int) -> Request:
+        """The engine's request for this prompt's `tokens`, of which `chunks` are chunks. Raises ApiError."""
         wanted = self.answer_tokens
         one = self.sampling
         try:
@@ -114,6 +115,7 @@ class Asked:
                 stop=self.stop,
                 salt=one.cache_salt,
                 hints=self.hints,
+                chunks=chunks,
             )
         except RequestError as error:
             raise bad(str(error)) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from tiercel.config import ServeConfig
 from tiercel.engines.transformers import Delta, Request
+from tiercel.engines.transformers.chunks import Span
 from tiercel.errors import RequestError
 from tiercel.store.sessions import Sessions
 from tiercel.web.api.answers import DONE, Answer, Writer, event
@@ -50,24 +51,40 @@ class Service:
         # Tokenising a long prompt takes a while: beside the engine, not in front of the other clients.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
 
-    async def tokens(self, asked: Asked) -> list[int]:
-        """The prompt's token ids. Raises ApiError."""
+    async def request(self, asked: Asked) -> Request:
+        """The engine's request. Raises ApiError."""
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._tokenize, asked)
+            tokens, chunks = await loop.run_in_executor(self._tokenizing, self._tokenize, asked)
         except RequestError as error:
             raise bad(str(error), "messages") from None
+        return self._checked(asked, tokens, chunks)
 
-    def _tokenize(self, asked: Asked) -> list[int]:
-        facts, prompt = self.loaded.facts, asked.prompt
-        if isinstance(prompt, str):
-            if not facts.has_tokenizer:
-                raise bad("prompt is a text and the model has no tokenizer; accepted are token ids", "prompt")
-            return self.loaded.engine.encode(prompt)
+    def _tokenize(self, asked: Asked) -> tuple[list[int], tuple[Span, ...]]:
+        separator = asked.hints.chunks
+        if separator is None:
+            return self._tokens(asked), ()
+        self._check_readable(asked)
+        if isinstance(asked.prompt, str):
+            return self.loaded.engine.cut(asked.prompt, separator)
         if not asked.chat:
-            return [one for one in prompt if isinstance(one, int)]
-        if not facts.chats:
+            raise bad("tiercel.chunks is a text and the prompt is token ids; accepted is a text", "prompt")
+        return self.loaded.engine.cut(_messages(asked), separator)
+
+    def _tokens(self, asked: Asked) -> list[int]:
+        self._check_readable(asked)
+        if isinstance(asked.prompt, str):
+            return self.loaded.engine.encode(asked.prompt)
+        if not asked.chat:
+            return [one for one in asked.prompt if isinstance(one, int)]
+        return self.loaded.engine.chat_prompt(_messages(asked))
+
+    def _check_readable(self, asked: Asked) -> None:
+        facts = self.loaded.facts
+        if isinstance(asked.prompt, str) and not facts.has_tokenizer:
+            raise bad("prompt is a text and the model has no tokenizer; accepted are token ids", "prompt")
+        if asked.chat and not facts.chats:
             raise bad("the model has no chat template; use /v1/completions", "messages", "no_chat_template")
-        return self.loaded.engine.chat_prompt([one for one in prompt if not isinstance(one, int)])
 
     def bring_up(self, request: Request) -> None:
         """Begin to bring what is stored of a request up to RAM while it waits its turn."""
@@ -79,8 +96,8 @@ class Service:
 
         self._tokenizing.submit(begin)
 
-    def check(self, asked: Asked, tokens: list[int]) -> Request:
-        """The engine's request. Raises ApiError for a prompt that the model cannot take."""
+    def _checked(self, asked: Asked, tokens: list[int], chunks: tuple[Span, ...]) -> Request:
+        """Raises ApiError for a prompt that the model cannot take."""
         facts, param = self.loaded.facts, "messages" if asked.chat else "prompt"
         if not tokens:
             raise bad(f"{param} comes to no token; accepted is one or more", param)
@@ -95,7 +112,7 @@ class Service:
                 param,
                 "context_length_exceeded",
             )
-        return asked.request(tokens, self.limits.max_answer_tokens)
+        return asked.request(tokens, chunks, self.limits.max_answer_tokens)
 
     def check_model(self, name: str | None) -> None:
         """Refuse the name of another model; none at all is this one."""
@@ -126,7 +143,7 @@ class Completions:
             return
         service.check_model(asked.sampling.model)
         with service.queue.reserve() as seat:
-            job = Job(service.check(asked, await service.tokens(asked)), arrived_s)
+            job = Job(await service.request(asked), arrived_s)
             seat.submit(job)
         if asked.hints.prefetch:
             service.bring_up(job.request)
@@ -157,6 +174,10 @@ class Completions:
             include_usage=asked.include_usage,
             explain=asked.hints.explain,
         )
+
+
+def _messages(asked: Asked) -> list[Mapping[str, str]]:
+    return [one for one in asked.prompt if isinstance(one, Mapping)]
 
 
 async def _whole(deltas: AsyncGenerator[Delta], answer: Answer, writer: Writer, send: Send) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tiercel.blocks import Chain
 from tiercel.config import Config
 from tiercel.engines.transformers import Event, Request, open_engine
+from tiercel.engines.transformers.chunks import Span
 from tiercel.store import Hit, Overview, StoreStats
 from tiercel.store.base import SessionTable
 from tiercel.store.policy import Decision
@@ -32,6 +33,10 @@ class Engine(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
+
+    def cut(
+        self, prompt: str | Sequence[Mapping[str, Any]], separator: str
+    ) -> tuple[list[int], tuple[Span, ...]]: ...
 
     def generate(self, request: Request, stop: Callable[[], bool]) -> Iterator[Event]: ...
 

@@ -137,7 +137,7 @@ class Steering:
 
     async def _request(self, target: Target) -> Any:
         assert target.asked is not None
-        return self._service.check(target.asked, await self._service.tokens(target.asked))
+        return await self._service.request(target.asked)
 
     async def _tokens(self, target: Target) -> list[int]:
         return list((await self._request(target)).tokens)
