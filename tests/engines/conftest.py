@@ -177,6 +177,17 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**_dense()),
     "qwen3": lambda: transformers.Qwen3Config(**_dense(head_dim=24)),
     "mistral-window": lambda: transformers.MistralConfig(**_dense(sliding_window=24)),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_dense(
+            head_dim=32,
+            sliding_window=24,
+            query_pre_attn_scalar=32,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=None,
+            tie_word_embeddings=False,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
+    ),
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **_dense(
             head_dim=32,

@@ -1,13 +1,16 @@
-"""Where a model runs, and the one difference that makes to copying KV: waiting for the copy to end.
+"""Where a model runs, and what that changes for copying KV: how a copy ends, and how it runs beside others.
 
-It never allocates slot memory and never owns a stream: every copy is queued on the device's current stream,
+It never allocates slot memory. But for a `Copier`, every copy is queued on the device's current stream,
 behind the kernels that wrote its source and ahead of those that read its target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -78,3 +81,86 @@ def copy_out(parts: Iterable[torch.Tensor], payload: memoryview) -> None:
         device = part.device
     assert offset == payload.nbytes, (offset, payload.nbytes)
     wait_for_device(device)
+
+
+def host_empty(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Uninitialised host memory that `device` copies from and to by itself: page-locked for CUDA."""
+    return torch.empty(tuple(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy [heads, tokens, dim], whose heads may lie apart, queued on the current stream.
+
+    Between host and device a copy only runs by itself where both sides are contiguous: one per head.
+    """
+    if target.device == source.device:
+        target.copy_(source)
+        return
+    for row, other in zip(target, source, strict=True):
+        row.copy_(other, non_blocking=True)
+
+
+class Arrival(Protocol):
+    """A copy on its way."""
+
+    def done(self) -> bool:
+        """Whether it has ended by now."""
+        ...
+
+    def wait(self) -> None:
+        """Let what is computed after this see the copy. Raises what made it fail."""
+        ...
+
+
+class Copier:
+    """Copies from host memory to a device beside what is computed there: on a CPU in a thread of its own, on
+    CUDA on a stream of its own. A target may be in use by what was queued before; one copy follows another.
+
+    There is no deadline: memory that is being written cannot be left to anybody else.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread: ThreadPoolExecutor | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        else:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="tiercel-copier")
+
+    def start(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Arrival:
+        """Copy each (target, source), both [heads, tokens, dim]. Sources must stay as they are meanwhile."""
+        if self._thread is not None:
+            return _Threaded(self._thread.submit(self.copy, pairs))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self.copy(pairs)
+            return _Streamed(self._stream.record_event(), self._device)
+
+    @torch.inference_mode()
+    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """What is done in the background."""
+        for target, source in pairs:
+            copy_rows(target, source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Threaded:
+    future: Future[None]
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def wait(self) -> None:
+        self.future.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Streamed:
+    event: torch.cuda.Event
+    device: torch.device
+
+    def done(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.device).wait_event(self.event)

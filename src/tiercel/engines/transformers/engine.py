@@ -43,6 +43,7 @@ from tiercel.engines.transformers.identity import model_identity
 from tiercel.engines.transformers.kv_cache import KVCache, MakeCache
 from tiercel.engines.transformers.layout import BlockLayout
 from tiercel.engines.transformers.model import load_model
+from tiercel.engines.transformers.offload import Offload
 from tiercel.engines.transformers.prefilled import Prefill
 from tiercel.engines.transformers.prefix import Found, PrefixStore
 from tiercel.engines.transformers.prompts import chat_prompt, check_tokens, cut, encode
@@ -73,9 +74,9 @@ class TransformersEngine:
 
     `store` None never reuses anything across requests. `adapter` is the digest of whatever changes the
     weights after loading (a merged adapter). What is stored is loaded where that is expected to be faster
-    than computing it, or `load_always`. A `policy` changes answers: they read of their
-    prompt what it keeps, with `kv_device_bytes` of KV on the device at most. Loading blocks; raises
-    ModelError, and EngineError for a policy that was not judged for the model.
+    than computing it, or `load_always`. With `kv_device_bytes` no more KV than that lies on the device at a
+    time, the rest in host memory. A `policy` changes answers: they read of their prompt what it keeps.
+    Loading blocks; raises ModelError, and EngineError for a policy that was not judged for the model.
     """
 
     def __init__(
@@ -99,12 +100,17 @@ class TransformersEngine:
         self.model = load_model(model_dir, dtype=dtype, device=device, attention=attention)
         self.layout = BlockLayout(self.model.shapes, self.model.kv_dtype, block_tokens)
         self.selecting: Selecting | None = None
+        self.offload: Offload | None = None
         if policy is not None:
             self.selecting = selecting(self.model, self.layout, policy, kv_device_bytes)
+        elif kv_device_bytes is not None:
+            self.offload = Offload(self.model, self.layout, kv_device_bytes)
+            self.model = replace(self.model, attention=self.offload.attention)
         self.identity = model_identity(self.model, self.layout)
         self.prefix: PrefixStore | None = None
         self._adapter, self._load_deadline_s = adapter, load_deadline_s
-        self._make_cache: MakeCache = KVCache if self.selecting is None else self.selecting.make_cache
+        maker = self.selecting or self.offload
+        self._make_cache: MakeCache = KVCache if maker is None else maker.make_cache
         self._idle_cache: KVCache | None = None
         self.cost = PrefillEstimator()
         self._load_always = load_always

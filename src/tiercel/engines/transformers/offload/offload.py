@@ -1,0 +1,78 @@
+"""What the offloaded caches of one engine share: device memory, stream, and a model made ready for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from tiercel.engines.device import Copier
+from tiercel.engines.transformers.layout import BlockLayout
+from tiercel.engines.transformers.model import LoadedModel
+from tiercel.engines.transformers.offload.attention import NAME
+from tiercel.engines.transformers.offload.budget import DeviceMemory, divide
+from tiercel.engines.transformers.offload.cache import OffloadedCache
+from tiercel.engines.transformers.offload.resident import Residents
+from tiercel.engines.transformers.offload.stream import Stream
+from tiercel.errors import ModelError
+
+_PROBE_TOKENS = 24
+# Half precision rounds otherwise than the model's own kernel; a wrong mask or bias is far beyond that.
+_PROBE_ERROR_MAX = 0.05
+
+
+class Offload:
+    """Gives `model` attention that never has more than `budget_bytes` of KV on its device, for good.
+
+    A step of `stream_from_tokens` new tokens or more has KV streamed to the device; with fewer it is computed
+    where it lies. Raises ModelError for a budget that is too small, or a model whose attention is of a kind
+    that cannot be computed by parts.
+    """
+
+    def __init__(
+        self, model: LoadedModel, layout: BlockLayout, budget_bytes: int, *, stream_from_tokens: int = 2
+    ) -> None:
+        self.windows = _windows(model.module)
+        division = divide(layout, self.windows, budget_bytes)
+        self.piece_tokens, self.stream_from_tokens = division.piece_tokens, stream_from_tokens
+        self.memory = DeviceMemory(model.device, budget_bytes)
+        self.stream = Stream(layout, self.memory, Copier(model.device), division.piece_tokens)
+        resident = min(division.resident_tokens, model.context_tokens or division.resident_tokens)
+        self.residents = Residents(layout, self.windows, self.memory, resident)
+        try:
+            self._use_our_attention(model, layout)
+        except ModelError as error:
+            raise ModelError(f"KV of {model.name} cannot be offloaded: {error}") from None
+
+    @property
+    def attention(self) -> str:
+        """Names what computes KV: how tokens are cut changes its last bits."""
+        return f"{NAME}/{self.piece_tokens}"
+
+    def make_cache(self, layout: BlockLayout, device: torch.device) -> OffloadedCache:
+        """A cache of one sequence."""
+        return OffloadedCache(layout, device, self)
+
+    @torch.inference_mode()
+    def _use_our_attention(self, model: LoadedModel, layout: BlockLayout) -> None:
+        """Put our attention in, and see that the model still says the same."""
+        tokens = min(_PROBE_TOKENS, model.context_tokens or _PROBE_TOKENS)
+        ids = ((torch.arange(tokens, device=model.device) + 5) % model.vocab_tokens)[None]
+        model.module.set_attn_implementation("eager")  # every model's own words; sdpa leaves soft caps out
+        expected = model.module(input_ids=ids, use_cache=False).logits[0, -1].float()
+        model.module.set_attn_implementation(NAME)
+        if model.module.config._attn_implementation != NAME:
+            raise ModelError("its attention cannot be replaced")
+        cache = self.make_cache(layout, model.device)
+        for part in (ids[:, : tokens - tokens // 3], ids[:, tokens - tokens // 3 :]):
+            got = model.module(input_ids=part, past_key_values=cache, use_cache=True).logits[0, -1].float()
+        error = float((got - expected).norm() / expected.norm().clamp(min=1e-9))
+        if not error <= _PROBE_ERROR_MAX:
+            raise ModelError(f"its attention by parts says something else (differs by {error:.1%})")
+
+
+def _windows(module: Any) -> tuple[int | None, ...]:
+    """How far back each layer sees, as transformers' own cache and masks have it (None: all)."""
+    layers: list[Any] = list(DynamicCache(config=module.config).layers)
+    return tuple(int(one.sliding_window) if one.is_sliding else None for one in layers)
