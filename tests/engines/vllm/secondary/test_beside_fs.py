@@ -51,7 +51,7 @@ def test_a_flipped_byte_reaches_the_model_from_vllm_s_files_and_not_from_ours(tm
 
 def test_vllm_s_files_grow_and_ours_stay_within_their_cap(tmp_path: Path) -> None:
     """D30."""
-    cap_bytes, prompts = 1 << 20, 8
+    cap_bytes, prompts = 1 << 20, 5
     with Tiered(tmp_path, tiers=fs(tmp_path / "fs")).start() as engine:
         for number in range(prompts):
             engine.run(f"r{number}", prompt(1000, number), 1)

@@ -192,12 +192,14 @@ def test_d40_events_say_what_can_be_had(tmp_path: Path) -> None:
             stored = first.told(BlockStored)
             ours = [event for event in first.events if getattr(event, "medium", "") == "STORAGE"]
             assert {(event.ownership, event.locality) for event in ours} == {("tiercel", "LOCAL")}
-            assert [token for event in ours for token in event.token_ids] == prompt(161)[:160]
+            assert sorted(list(event.token_ids) for event in ours) == sorted(
+                prompt(161)[at : at + 16] for at in range(0, 160, 16)
+            )
             two.run("found", prompt(161), 1)
             assert second.hears(BlockStored, 10)
             assert second.told(BlockStored) == stored
             assert not first.told(BlockRemoved)
-            for number in range(1, 8):
+            for number in range(1, 6):
                 one.run(f"r{number}", prompt(1000, number), 1)
                 assert daemon.inner.flush(10)
             drop_ram(daemon.inner)

@@ -122,13 +122,13 @@ def test_salts_share_nothing(tmp_path: Path) -> None:
 
 
 def test_a_tier_keeps_its_cap_and_evicts_the_oldest(tmp_path: Path) -> None:
-    """D30: some 3 MiB into 1 MiB."""
+    """D30: two and a half MiB into one."""
     cap_bytes = 1 << 20
     with (
         on_disk(tmp_path / "disk", cap_bytes=cap_bytes) as (daemon, _),
         Tiered(tmp_path, tier=socket_of(daemon)).start() as engine,
     ):
-        for number in range(12):
+        for number in range(5):
             engine.run(f"r{number}", prompt(1000, number), 1)
             assert daemon.inner.flush(10)
             assert file_bytes(tmp_path / "disk") <= cap_bytes
@@ -136,7 +136,7 @@ def test_a_tier_keeps_its_cap_and_evicts_the_oldest(tmp_path: Path) -> None:
         engine.lose_rows()
         assert engine.cached(engine.run("old", prompt(1000, 0), 1)) == 0
         engine.lose_rows()
-        assert engine.cached(engine.run("new", prompt(1000, 11), 1)) == 992
+        assert engine.cached(engine.run("new", prompt(1000, 4), 1)) == 992
         assert daemon.inner.stats().tiers[0].counters.evicted_blocks > 0
         engine.settled()
 
@@ -256,6 +256,7 @@ def test_a_daemon_that_does_not_answer_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookups, "ASK_DEADLINE_S", 0.2)
+    monkeypatch.setattr(transfers, "_STORE_DEADLINE_S", 0.2)
     with served() as daemon, Tiered(tmp_path, tier=socket_of(daemon)).start() as engine:
         engine.run("cold", prompt(161), 1)
         engine.lose_rows()

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-_LOAD_THREADS, _STORE_THREADS = 2, 2
+# One for stores: a prompt's chunks are stored in order, each behind its parent.
+_LOAD_THREADS, _STORE_THREADS = 2, 1
 _WAITING_MAX = 1024
 _STORE_DEADLINE_S = 5.0
 # Chunks per question to the store: few enough to start copying early, enough to keep questions rare.
