@@ -12,21 +12,28 @@ loads a weight or trusts what is remembered beyond that test.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
-from tiercel.errors import ModelError
+from tiercel.config.paths import cache_dir
+from tiercel.errors import ConfigError, EngineError, ModelError
 
 WEIGHT_SUFFIXES = (".safetensors",)
+# What engines load beside that.
+ENGINE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CONFIG_FILE = "config.json"
 _PART_BYTES = 64 << 20
 _THREADS_MAX = 8
 _DIGEST_BYTES = 32
+# A terabyte of weights is read in less.
+_TURN_S = 1800.0
 
 
 class _Remembered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,9 +70,78 @@ def weights_revision(
     return combined.hexdigest()
 
 
+def model_revision(model: str, revision: str | None, load_format: object) -> str:
+    """Return the weights version of the model an engine was told to load: a folder, a file or a name.
+
+    Reads its weight files unless their digests are remembered. Raises ModelError or EngineError when they
+    cannot be found on this host.
+    """
+    if str(getattr(load_format, "value", load_format)) == "dummy":
+        return "dummy"  # engines make them from a fixed seed
+    try:
+        memo = cache_dir(os.environ) / "weights"
+    except ConfigError:
+        memo = None
+    path = Path(model)
+    with _in_turn(memo):
+        if path.is_file():  # a GGUF file
+            return weights_revision(path.parent, memo, (path.suffix,))
+        return weights_revision(
+            path if path.is_dir() else _hub_folder(model, revision), memo, ENGINE_SUFFIXES
+        )
+
+
 def readable(path: Path) -> str:
     """`path` as text that any encoder takes: bytes that are not UTF-8 are spelt out."""
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _in_turn(memo_dir: Path | None) -> Iterator[None]:
+    """Let one process at a time read weights: the others of an engine then find what it has remembered."""
+    fd = None if memo_dir is None else _lock_file(memo_dir)
+    if fd is None:  # nothing is remembered: no sense in waiting
+        yield
+        return
+    try:
+        until_s = time.monotonic() + _TURN_S
+        while not _locked(fd) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock_file(memo_dir: Path) -> int | None:
+    try:
+        memo_dir.mkdir(parents=True, exist_ok=True)
+        return os.open(memo_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+
+
+def _locked(fd: int) -> bool:
+    """Whether it is our turn; where there are no locks to be had, it always is."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _hub_folder(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        raise EngineError(
+            f"the weight files of model {model!r} are not found on this host; "
+            "accepted are a model folder and a model in the Hugging Face cache"
+        ) from None
 
 
 def _files(folder: Path) -> Iterable[Path]:

@@ -7,7 +7,6 @@ workers get it with their work. Nothing of it depends on the process, the folder
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,17 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiercel.blocks import BlockKey, Chain, Identity, Scope
-from tiercel.config.paths import cache_dir
 from tiercel.engines.vllm.jobs import HASH_BYTES, NOBODY, Owner, Shard, split_hashes
-from tiercel.engines.weights import weights_revision
-from tiercel.errors import ConfigError, EngineError
+from tiercel.engines.weights import model_revision
 from tiercel.geometry.digest import config_fingerprint
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 PAYLOAD_BYTES_MIN = 1 << 20
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LAYOUT = "vllm-1"
 _REQUESTS_KEPT = 256
 _SCOPES_KEPT = 1024
@@ -48,7 +44,7 @@ def identity_of(config: VllmConfig, shards: Mapping[int, Shard], block_tokens: i
     model = config.model_config
     # Served names are aliases; the digest of the weights is what tells models apart.
     name = Path(model.model).name if Path(model.model).exists() else str(model.model)
-    revision = _revision(str(model.model), model.revision, config.load_config.load_format)
+    revision = model_revision(str(model.model), model.revision, config.load_config.load_format)
     meaning = blake2b(digest_size=32, person=b"tiercel-vllm-geo")
     layouts = [shards[number].layout for number in sorted(shards)]
     for one in (config_fingerprint(model.hf_config.to_dict()), _speculation(config), *layouts):
@@ -85,38 +81,12 @@ def _speculation(config: VllmConfig) -> bytes:
     return f"{draft.method}+{draft.draft_model_config.model}".encode() + fingerprint
 
 
-def _revision(model: str, revision: str | None, load_format: object) -> str:
-        self._hash_bytes = hash_bytes
-    if str(getattr(load_format, "value", load_format)) == "dummy":
-        return "dummy"  # vLLM makes them from a fixed seed
-    try:
-        memo = cache_dir(os.environ) / "weights"
-    except ConfigError:
-        memo = None
-    path = Path(model)
-    if path.is_file():  # a GGUF file
-        return weights_revision(path.parent, memo, (path.suffix,))
-    return weights_revision(path if path.is_dir() else _hub_folder(model, revision), memo, WEIGHT_SUFFIXES)
-
-
-def _hub_folder(model: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
-        raise EngineError(
-            f"the weight files of model {model!r} are not found on this host; "
-            "accepted are a model folder and a model in the Hugging Face cache"
-        ) from None
-
-
 class Names:
     """The scopes of one rank: identity and owner to keys. Thread-safe; remembers those used last."""
 
     def __init__(self, identity: Identity, hash_bytes: int = HASH_BYTES) -> None:
         self.identity = identity
+        self._hash_bytes = hash_bytes
         self._scopes: OrderedDict[Owner, Scope] = OrderedDict()
         self._known: OrderedDict[tuple[str, Owner], tuple[bytes, tuple[BlockKey, ...]]] = OrderedDict()
         self._lock = threading.Lock()
