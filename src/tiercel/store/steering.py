@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -105,7 +106,7 @@ class Steered:
 
 
 class Steerable(Protocol):
-    """What of a store is needed to steer a session of it; see `TieredStore`."""
+    """What of a store is needed to steer it; see `TieredStore`."""
 
     @property
     def sessions(self) -> SessionTable: ...
@@ -121,6 +122,23 @@ class Steerable(Protocol):
     def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
 
 
+def steer(
+    store: Steerable, action: str, chain: Chain, *, ttl_s: float = 600.0, deadline_s: float = 10.0
+) -> int:
+    """Prefetch, pin, unpin, demote or drop (`ACTIONS`) a prompt in any store: with how many blocks it did so.
+
+    Waits for it, up to the deadline. Raises CancelledError when too many prefetches wait already.
+    """
+    calls: dict[str, Callable[[], int]] = {
+        "prefetch": lambda: _prefetched(store, chain, deadline_s),
+        "pin": lambda: store.pin(chain, ttl_s),
+        "unpin": lambda: _unpinned(store, chain),
+        "demote": lambda: store.demote(chain, deadline_s),
+        "drop": lambda: store.drop(chain, deadline_s),
+    }
+    return calls[action]()
+
+
 def steer_session(
     store: Steerable,
     action: str,
@@ -130,22 +148,18 @@ def steer_session(
     ttl_s: float = 600.0,
     deadline_s: float = 10.0,
 ) -> Steered | None:
-    """Prefetch, pin, unpin, demote or drop (`ACTIONS`) what a tenant's session left, in any store.
+    """`steer` what a tenant's session left; prefetches beyond those that may wait are left out.
 
     None for a session that is not known, or not for this tenant. Waits for what it does, up to the deadline
     for each part of a model that is split over ranks.
     """
-    calls: dict[str, Callable[[Chain], int]] = {
-        "prefetch": lambda chain: _prefetched(store, chain, deadline_s),
-        "pin": lambda chain: store.pin(chain, ttl_s),
-        "unpin": lambda chain: _unpinned(store, chain),
-        "demote": lambda chain: store.demote(chain, deadline_s),
-        "drop": lambda chain: store.drop(chain, deadline_s),
-    }
     chains = store.sessions.chains(tenant, session)
     if not chains:
         return None
-    done = sum(calls[action](chain) for chain in chains)
+    done = 0
+    for chain in chains:
+        with suppress(CancelledError):
+            done += steer(store, action, chain, ttl_s=ttl_s, deadline_s=deadline_s)
     if action == "drop":
         store.sessions.note(tenant, session, ())
     return Steered(sum(len(chain) for chain in chains), done)
@@ -154,7 +168,7 @@ def steer_session(
 def _prefetched(store: Steerable, chain: Chain, deadline_s: float) -> int:
     try:
         return store.prefetch(chain, deadline_s).result(deadline_s + _GRACE_S)
-    except (TimeoutError, CancelledError):
+    except TimeoutError:
         return 0
 
 

@@ -51,6 +51,28 @@ def bad(message: str, param: str | None = None, code: str = "invalid_value") -> 
     return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
 
 
+def too_busy(what: str, code: str = "queue_full", retry_s: int = 1) -> ApiError:
+    """A 429: `what` there is too much of already."""
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{what}; try again in {retry_s} s",
+        kind="rate_limit_error",
+        code=code,
+        headers={"Retry-After": str(retry_s)},
+    )
+
+
+def no_session(session: str) -> ApiError:
+    """A 404: whoever asks does not know this session."""
+    return ApiError(
+        HTTPStatus.NOT_FOUND,
+        f"session {show(session)} is not known here, or not with this cache_salt; accepted is one that a "
+        "request named within 24 hours",
+        param="session",
+        code="session_not_found",
+    )
+
+
 def internal() -> ApiError:
     """A 500: a fault of ours, of which the client learns nothing but that."""
     return ApiError(

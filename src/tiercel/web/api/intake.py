@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope
 
 from tiercel.config import format_bytes
 from tiercel.web.api import faults
+from tiercel.web.api.bounds import AtMost
 from tiercel.web.api.faults import ApiError, bad
 
 _BODY_DEADLINE_S = 60.0
@@ -28,8 +29,8 @@ class Intake:
     """Reads bodies, of which no more than `at_once_max` may be in the making. `named` is the bound's name."""
 
     def __init__(self, body_bytes_max: int, at_once_max: int, named: str = "serve.max_body") -> None:
-        self._body_bytes_max, self._at_once_max, self._named = body_bytes_max, at_once_max, named
-        self._reading = 0
+        self._body_bytes_max, self._named = body_bytes_max, named
+        self._reading = AtMost(at_once_max, "too many requests are being sent at once", "too_many_uploads")
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole JSON body. Raises ApiError (408, 413, 415, 429) and ClientGone."""
@@ -43,22 +44,15 @@ class Intake:
                 f"the Content-Type is {shown}; accepted is application/json",
                 code="unsupported_content_type",
             )
-        if self._reading >= self._at_once_max:
-            raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS, "too many requests are being sent at once; try again in 1 s",
-                kind="rate_limit_error", code="too_many_uploads", headers={"Retry-After": "1"},
-            )  # fmt: skip
-        self._reading += 1
         try:
-            async with asyncio.timeout(_BODY_DEADLINE_S):
-                return await self._read(headers.get(b"content-length", b""), receive)
+            with self._reading.one_more():
+                async with asyncio.timeout(_BODY_DEADLINE_S):
+                    return await self._read(headers.get(b"content-length", b""), receive)
         except TimeoutError:
             raise ApiError(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body did not arrive within {_BODY_DEADLINE_S:g} s",
                 code="body_timeout",
             ) from None  # fmt: skip
-        finally:
-            self._reading -= 1
 
     async def _read(self, declared: bytes, receive: Receive) -> bytes:
         if declared.isdigit() and int(declared) > self._body_bytes_max:

@@ -20,7 +20,6 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
-from http import HTTPStatus
 from typing import cast
 
 from tiercel.engines.transformers import Delta, Event, Request, Result
@@ -29,7 +28,7 @@ from tiercel.service.logs import place_of
 from tiercel.store.sessions import Sessions, tenant_of
 from tiercel.web.api import faults
 from tiercel.web.api.engine import Engine
-from tiercel.web.api.faults import ApiError
+from tiercel.web.api.faults import ApiError, too_busy
 from tiercel.web.api.metrics import Metrics
 
 _log = logging.getLogger("tiercel.serve")
@@ -128,14 +127,8 @@ class GenerationQueue:
 
     def _full(self, ahead: int) -> ApiError:
         retry_s = max(1, min(_RETRY_S_MAX, math.ceil(self._mean_s)))
-        return ApiError(
-            HTTPStatus.TOO_MANY_REQUESTS,
-            f"{ahead} requests wait or are being answered, as many as this server takes; "
-            f"try again in {retry_s} s",
-            kind="rate_limit_error",
-            code="queue_full",
-            headers={"Retry-After": str(retry_s)},
-        )
+        what = f"{ahead} requests wait or are being answered, as many as this server takes"
+        return too_busy(what, retry_s=retry_s)
 
     def enqueue(self, job: Job) -> None:
         """Make a seat's job wait. Raises ApiError when closing."""

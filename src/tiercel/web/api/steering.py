@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -27,15 +26,16 @@ from tiercel.errors import RequestError
 from tiercel.store.policy import as_json
 from tiercel.store.sessions import tenant_of
 from tiercel.web.api.body import Target, parse_target
+from tiercel.web.api.bounds import AtMost
 from tiercel.web.api.completions import Service
-from tiercel.web.api.faults import ApiError, bad, show
+from tiercel.web.api.faults import ApiError, bad, no_session, show
 from tiercel.web.api.intake import GONE, ClientGone, client_gone, watched
 from tiercel.web.api.queue import Job
 from tiercel.web.watch.endpoints import Endpoints
+from tiercel.web.watch.sources import steered_prompt
 from tiercel.web.watch.steering import ON_PREFIX, names_prefix
 
 _DEADLINE_S = 10.0
-_GRACE_S = 5.0
 _THREADS, _AT_ONCE_MAX = 4, 64
 _DECISIONS_SHOWN = 20
 _DECISIONS_MAX = 256
@@ -47,15 +47,7 @@ class Steering:
     def __init__(self, service: Service, live: Endpoints | None = None) -> None:
         self._service, self._live = service, live
         self._threads = ThreadPoolExecutor(_THREADS, "steer")
-        self._under_way = 0
-        store = service.loaded.store
-        self._calls: dict[str, Callable[[Chain, float], int]] = {
-            "prefetch": lambda chain, _: _prefetched(service, chain),
-            "pin": store.pin,
-            "unpin": lambda chain, _: _unpinned(service, chain),
-            "demote": lambda chain, _: store.demote(chain, _DEADLINE_S),
-            "drop": lambda chain, _: store.drop(chain, _DEADLINE_S),
-        }
+        self._calls = AtMost(_AT_ONCE_MAX, "too many calls are under way")
 
     def endpoint(self, action: str) -> Endpoint:
         """What answers /v1/cache/ACTION."""
@@ -101,7 +93,8 @@ class Steering:
             with suppress(TimeoutError):
                 await asyncio.wait_for(settling.ended.wait(), _DEADLINE_S)
         chain = self._known(target) if target.asked is None else await self._named(target)
-        done = await self._aside(partial(self._calls[action], chain, target.ttl_s))
+        store = self._service.loaded.store
+        done = await self._aside(partial(steered_prompt, store, action, chain, target.ttl_s))
         if action == "drop" and target.session is not None:
             self._service.sessions.note(tenant_of(target.salt), target.session, ())
         return _shown(action, chain, done)
@@ -153,13 +146,7 @@ class Steering:
         assert target.session is not None
         chains = self._service.sessions.chains(tenant_of(target.salt), target.session)
         if not chains:
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"session {show(target.session)} is not known here, or not with this cache_salt; accepted is "
-                "one that a request named within 24 hours",
-                param="session",
-                code="session_not_found",
-            )
+            raise no_session(target.session)
         return chains[0]
 
     @staticmethod
@@ -170,16 +157,8 @@ class Steering:
 
     async def _aside(self, call: Callable[[], Any]) -> Any:
         """Make a call that may wait, beside the event loop."""
-        if self._under_way >= _AT_ONCE_MAX:
-            raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS, "too many calls are under way; try again in 1 s",
-                kind="rate_limit_error", code="queue_full", headers={"Retry-After": "1"},
-            )  # fmt: skip
-        self._under_way += 1
-        try:
+        with self._calls.one_more():
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        finally:
-            self._under_way -= 1
 
 
 class Endpoint:
@@ -190,24 +169,6 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._steering.answer(self._action, scope, receive, send)
-
-
-def _prefetched(service: Service, chain: Chain) -> int:
-    future = service.loaded.store.prefetch(chain, _DEADLINE_S)
-    try:
-        return future.result(_DEADLINE_S + _GRACE_S)
-    except CancelledError:
-        raise ApiError(
-            HTTPStatus.TOO_MANY_REQUESTS, "too many prefetches wait already; try again in 1 s",
-            kind="rate_limit_error", code="queue_full", headers={"Retry-After": "1"},
-        ) from None  # fmt: skip
-    except TimeoutError:
-        return 0
-
-
-def _unpinned(service: Service, chain: Chain) -> int:
-    service.loaded.store.unpin(chain)
-    return len(chain)
 
 
 def _shown(action: str, chain: Chain, done: int) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tiercel.web.api.faults import ApiError, bad, show
+from tiercel.web.api.bounds import AtMost
+from tiercel.web.api.faults import bad, show
 from tiercel.web.api.intake import ClientGone, Intake
 from tiercel.web.site import HEADERS
 from tiercel.web.watch.guard import Guard
@@ -46,7 +47,7 @@ class Endpoints:
     def __init__(self, watch: Watch, guard: Guard) -> None:
         self._watch, self._guard = watch, guard
         self._intake = Intake(BODY_BYTES_MAX, _AT_ONCE_MAX, "no call here is longer")
-        self._under_way = 0
+        self._calls = AtMost(_AT_ONCE_MAX, "too many calls are under way")
 
     def looking(self) -> list[Route]:
         """Those that only tell; `/metrics` is apart, because a server has its own."""
@@ -147,16 +148,8 @@ class Endpoints:
 
     async def _act(self, action: str, raw: bytes, request: HTTPConnection) -> dict[str, Any]:
         call, authorization = parse_call(action, raw), request.headers.get("authorization", "")
-        if self._under_way >= _AT_ONCE_MAX:
-            raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS, "too many calls are under way; try again in 1 s",
-                kind="rate_limit_error", code="queue_full", headers={"Retry-After": "1"},
-            )  # fmt: skip
-        self._under_way += 1
-        try:
+        with self._calls.one_more():
             return await run_in_threadpool(self._steered, call, authorization)
-        finally:
-            self._under_way -= 1
 
     def _steered(self, call: Call, authorization: str) -> dict[str, Any]:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,19 +22,17 @@ from tiercel.service.client import RemoteStore
 from tiercel.service.connecting import reach
 from tiercel.service.prometheus import StoreCollector
 from tiercel.store import Overview, StoreStats, overview_json
-from tiercel.store.base import SessionTable
 from tiercel.store.sessions import tenant_of
-from tiercel.store.steering import steer_session
-from tiercel.web.api.faults import SERVER, ApiError, bad, show
+from tiercel.store.steering import Steerable, steer, steer_session
+from tiercel.web.api.faults import SERVER, ApiError, no_session, show, too_busy
 from tiercel.web.watch.steering import Call
 
 SHOWN = 64
 _DEADLINE_S = 10.0
-_GRACE_S = 5.0
 _AGAIN_S = 1.0
 
 
-class Watched(Protocol):
+class Watched(Steerable, Protocol):
     """What is asked of a store."""
 
     def stats(self) -> StoreStats: ...
@@ -42,19 +40,6 @@ class Watched(Protocol):
     def overview(self, limit: int = 64) -> Overview: ...
 
     def chain_of(self, prefix: str) -> Chain | None: ...
-
-    @property
-    def sessions(self) -> SessionTable: ...
-
-    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
-
-    def pin(self, chain: Chain, ttl_s: float) -> int: ...
-
-    def unpin(self, chain: Chain) -> None: ...
-
-    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
-
-    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
 
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int: ...
 
@@ -180,40 +165,22 @@ def steered(store: Watched, call: Call) -> dict[str, Any]:
             f"prefix {show(call.prefix)} is not known here, or no more; accepted is one of /v1/overview",
             param="prefix", code="prefix_not_found",
         )  # fmt: skip
-    done = len(chain)
-    if call.action == "prefetch":
-        future = store.prefetch(chain, _DEADLINE_S)
-        try:
-            done = future.result(_DEADLINE_S + _GRACE_S)
-        except CancelledError:
-            raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS, "too many prefetches wait already; try again in 1 s",
-                kind="rate_limit_error", code="queue_full", headers={"Retry-After": "1"},
-            ) from None  # fmt: skip
-        except TimeoutError:
-            done = 0
-    elif call.action == "pin":
-        done = store.pin(chain, call.ttl_s)
-    elif call.action == "unpin":
-        store.unpin(chain)
-    elif call.action == "demote":
-        done = store.demote(chain, _DEADLINE_S)
-    elif call.action == "drop":
-        done = store.drop(chain, _DEADLINE_S)
-    else:
-        raise bad(f"{show(call.action)} is not an action")
+    done = steered_prompt(store, call.action, chain, call.ttl_s)
     return {"object": "cache", "action": call.action, "blocks": len(chain), "done": done}
+
+
+def steered_prompt(store: Steerable, action: str, chain: Chain, ttl_s: float) -> int:
+    """Do one of `store.steering.ACTIONS`, and tell with how many blocks. Raises ApiError."""
+    try:
+        return steer(store, action, chain, ttl_s=ttl_s, deadline_s=_DEADLINE_S)
+    except CancelledError:
+        raise too_busy("too many prefetches wait already") from None
 
 
 def _steered_session(store: Watched, call: Call) -> dict[str, Any]:
     done = steer_session(store, call.action, tenant_of(call.salt), call.session, ttl_s=call.ttl_s)
     if done is None:
-        raise ApiError(
-            HTTPStatus.NOT_FOUND,
-            f"session {show(call.session)} is not known here, or not with this cache_salt; accepted is one "
-            "that a request named within 24 hours",
-            param="session", code="session_not_found",
-        )  # fmt: skip
+        raise no_session(call.session)
     return {"object": "cache", "action": call.action, "blocks": done.blocks, "done": done.done}
 
 

@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import Any
 
 from tiercel.service.logs import place_of
-from tiercel.web.api.faults import ApiError
+from tiercel.web.api.faults import too_busy
 from tiercel.web.watch.history import EVERY_S, History, Sample
 from tiercel.web.watch.sample import grew, sample_of
 from tiercel.web.watch.sources import Source
@@ -83,11 +82,8 @@ class Watch:
     def admit(self) -> None:
         """Raises ApiError when there are as many listeners as may be."""
         if self._listeners >= LISTENERS_MAX:
-            raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                f"{LISTENERS_MAX} streams are open, no more are; close one, or ask /v1/overview",
-                kind="rate_limit_error", code="too_many_streams", headers={"Retry-After": "5"},
-            )  # fmt: skip
+            what = f"{LISTENERS_MAX} streams are open, no more are; close one, or ask /v1/overview"
+            raise too_busy(what, "too_many_streams", retry_s=5)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
