@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.engines.test_engine import BLOCK, Prompt, answer, build
 
+from tiercel.attention.device import Lot
 from tiercel.engines.device import Copier
 from tiercel.engines.transformers import TransformersEngine
 from tiercel.engines.transformers.offload import Offload
@@ -130,8 +131,8 @@ def give_residents(engine: TransformersEngine, tokens: int) -> None:
     from tiercel.engines.transformers.offload.resident import Residents
 
     offload = shared(engine)
-    offload.memory.budget_bytes = EVERYTHING
-    offload.residents = Residents(engine.layout, offload.windows, offload.memory, tokens)
+    offload.memory.limit_bytes = EVERYTHING
+    offload.residents = Residents(engine.layout, offload.windows, Lot(offload.memory), tokens)
 
 
 def test_pieces_of_another_size_are_another_identity(tiny_model: Callable[..., Path]) -> None:

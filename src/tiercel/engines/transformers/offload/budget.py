@@ -1,15 +1,9 @@
-"""The device memory that KV may take: how it is divided, and the one place that hands it out and counts.
-
-It knows sizes only, and never gives out more than the budget.
-"""
+"""How a budget of device memory for KV is divided. It knows sizes only, and takes none of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-
-import torch
 
 from tiercel.config.units import format_bytes
 from tiercel.engines.transformers.layout import BlockLayout
@@ -52,19 +46,3 @@ def divide(layout: BlockLayout, windows: Sequence[int | None], budget_bytes: int
     token_bytes = sum(weight for weight, window in zip(weights, windows, strict=True) if window is None)
     left_bytes = budget_bytes - piece_tokens * pair_bytes
     return Division(piece_tokens, left_bytes // token_bytes if token_bytes else 0)
-
-
-class DeviceMemory:
-    """Hands out the device's memory for KV, `budget_bytes` in all. `peak_bytes` is the most that was."""
-
-    def __init__(self, device: torch.device, budget_bytes: int) -> None:
-        self.device, self.budget_bytes = device, budget_bytes
-        self.peak_bytes = self._used_bytes = 0
-
-    @torch.inference_mode()
-    def take(self, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor, which is never given back."""
-        self._used_bytes += prod(sizes) * dtype.itemsize
-        assert self._used_bytes <= self.budget_bytes, (self._used_bytes, self.budget_bytes)
-        self.peak_bytes = max(self.peak_bytes, self._used_bytes)
-        return torch.empty(tuple(sizes), dtype=dtype, device=self.device)

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from tiercel.attention.device import DeviceMemory, Lot
 from tiercel.engines.device import Copier
 from tiercel.engines.transformers.layout import BlockLayout
 from tiercel.engines.transformers.model import LoadedModel
 from tiercel.engines.transformers.offload.attention import NAME
-from tiercel.engines.transformers.offload.budget import DeviceMemory, divide
+from tiercel.engines.transformers.offload.budget import divide
 from tiercel.engines.transformers.offload.cache import OffloadedCache
 from tiercel.engines.transformers.offload.resident import Residents
 from tiercel.engines.transformers.offload.stream import Stream
@@ -37,9 +38,10 @@ class Offload:
         division = divide(layout, self.windows, budget_bytes)
         self.piece_tokens, self.stream_from_tokens = division.piece_tokens, stream_from_tokens
         self.memory = DeviceMemory(model.device, budget_bytes)
-        self.stream = Stream(layout, self.memory, Copier(model.device), division.piece_tokens)
+        lot = Lot(self.memory)
+        self.stream = Stream(layout, lot, Copier(model.device), division.piece_tokens)
         resident = min(division.resident_tokens, model.context_tokens or division.resident_tokens)
-        self.residents = Residents(layout, self.windows, self.memory, resident)
+        self.residents = Residents(layout, self.windows, lot, resident)
         try:
             self._use_our_attention(model, layout)
         except ModelError as error:

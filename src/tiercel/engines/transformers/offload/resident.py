@@ -11,25 +11,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tiercel.attention.device import Lot
 from tiercel.engines.device import copy_rows
 from tiercel.engines.transformers.layout import BlockLayout
-from tiercel.engines.transformers.offload.budget import DeviceMemory
 
 
 class Residents:
     """Room for `tokens` tokens of every layer that sees all (no window)."""
 
-    def __init__(
-        self, layout: BlockLayout, windows: Sequence[int | None], memory: DeviceMemory, tokens: int
-    ) -> None:
+    def __init__(self, layout: BlockLayout, windows: Sequence[int | None], lot: Lot, tokens: int) -> None:
         self.tokens = tokens
         self._buffers: list[tuple[Tensor, Tensor] | None] = []
         for shape, window in zip(layout.shapes, windows, strict=True):
             room = tokens if window is None else 0
             self._buffers.append(
                 (
-                    memory.take([shape.kv_heads, room, shape.key_dim], layout.dtype),
-                    memory.take([shape.kv_heads, room, shape.value_dim], layout.dtype),
+                    lot.empty([shape.kv_heads, room, shape.key_dim], layout.dtype),
+                    lot.empty([shape.kv_heads, room, shape.value_dim], layout.dtype),
                 )
                 if room
                 else None

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tiercel.attention.device import Lot
 from tiercel.engines.device import Arrival, Copier
 from tiercel.engines.transformers.layout import BlockLayout, LayerShape
-from tiercel.engines.transformers.offload.budget import STAGING_PIECES, DeviceMemory
+from tiercel.engines.transformers.offload.budget import STAGING_PIECES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,10 @@ class Stream:
     `copied_bytes` counts what was brought, in `pieces`; `ready` were there by the time they were asked for.
     """
 
-    def __init__(self, layout: BlockLayout, memory: DeviceMemory, copier: Copier, piece_tokens: int) -> None:
+    def __init__(self, layout: BlockLayout, lot: Lot, copier: Copier, piece_tokens: int) -> None:
         self._shapes, self._piece_tokens, self.copier = layout.shapes, piece_tokens, copier
         elements = piece_tokens * max(shape.elements for shape in layout.shapes)
-        self._staging = [memory.take([elements], layout.dtype) for _ in range(STAGING_PIECES)]
+        self._staging = [lot.empty([elements], layout.dtype) for _ in range(STAGING_PIECES)]
         self._pieces: Sequence[Piece] = ()
         self._source: Callable[[int], tuple[Tensor, Tensor]] | None = None
         self._next = 0
