@@ -116,12 +116,7 @@ def command(
         "attention.budget": attention_budget,
         "store.accept_lossy": "yes" if accept_lossy else None,
     }
-    try:
-        config = load_config(config_file, settings, flags)
-    except ConfigError as error:
-        if disk is not None and "tiers.0.size: is missing" in str(error):
-            raise ConfigError(f"--disk {disk} needs --disk-size; accepted is a size, such as 100GB") from None
-        raise
+    config = _configured(config_file, settings, flags)
     check_consent(config)
     if model and model_option:
         raise ConfigError(f"MODEL is {model} and --model is {model_option}; accepted is one of them")
@@ -130,10 +125,6 @@ def command(
     flags_of_engine: tuple[str, ...] = context.meta[ENGINE_FLAGS]
     chosen = model or model_option
     if chosen_engine(engine, chosen, flags_of_engine) == "vllm":
-        if config.attention.policy != "full":
-            raise ConfigError(
-                f"attention.policy = {config.attention.policy}: vLLM has none; accepted: full"
-            )
         if otlp is not None:
             raise ConfigError("--otlp-traces-endpoint: vLLM sends its own spans; accepted after --")
         context.exit(
@@ -146,6 +137,15 @@ def command(
         what = shlex.join(["--", *flags_of_engine]) if flags_of_engine else "--print-command"
         raise ConfigError(f"{what}: is for vLLM; accepted with --engine vllm")
     _serve_here(config, chosen, name, api_key, log_format, otlp)
+
+
+def _configured(config_file: Path | None, settings: Sequence[str], flags: Mapping[str, object]) -> Config:
+    try:
+        return load_config(config_file, settings, flags)
+    except ConfigError as error:
+        if (disk := flags["tiers.0.path"]) is not None and "tiers.0.size: is missing" in str(error):
+            raise ConfigError(f"--disk {disk} needs --disk-size; accepted is a size, such as 100GB") from None
+        raise
 
 
 def _serve_here(
@@ -225,6 +225,8 @@ def _serve_with_vllm(
 
     if find_spec("vllm") is None:
         raise ConfigError("serve: vllm not installed; accepted: pip install 'tiercel[vllm]'")
+    if config.attention.policy != "full":
+        raise ConfigError(f"attention.policy = {config.attention.policy}: vLLM has none; accepted: full")
     deadline_s = parse_seconds(ready_deadline)
     serve_vllm.check(config, flags)
     if model is None:
