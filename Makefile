@@ -120,7 +120,7 @@ $(TOOLS_STAMP):
 # Wheel, sdist, and what is in the daemon's image (CycloneDX), into dist/.
 dist: $(TOOLS_STAMP)
 	$(TOOLS)/bin/python -m hatchling build -d dist
-	$(TOOLS)/bin/cyclonedx-py requirements deploy/docker/requirements.txt --pyproject pyproject.toml \
+	PYTHONWARNINGS=ignore $(TOOLS)/bin/cyclonedx-py requirements deploy/docker/requirements.txt --pyproject pyproject.toml \
 		--output-reproducible --output-file dist/tiercel.cdx.json
 
 # Known vulnerabilities of what is pinned. Needs the network, so it is no part of `make test`; without it, one line.

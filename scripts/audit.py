@@ -2,8 +2,8 @@
 
     python -m scripts.audit PIP_AUDIT [FILE ...]     the pinned files, or the image's and the tests' own
 
-pip-audit asks the package index for advisories, so this needs the network and is no part of `make test`. Ends with
-0 if none is known of what could be looked at, 1 if one is, 3 if nothing could be looked at: one line.
+pip-audit asks the package index for advisories, so this needs the network and is no part of `make test`. Ends
+with 0 if none is known of what could be looked at, 1 if one is, 3 if nothing could be looked at: one line.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{one['name']} {one['version']}: {found['id']}, mended in {found.get('fix_versions')}")
     known = sum(len(one["vulns"]) for one in looked)
     others = len(packages) - len(looked)
-    print(
-        f"audit: {len(looked)} packages looked at, {known} vulnerabilities known; {others} could not be looked at"
-    )
+    print(f"audit: {len(looked)} packages looked at, {known} vulnerabilities known; {others} not looked at")
     return 1 if known else 0
 
 

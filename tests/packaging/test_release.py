@@ -126,7 +126,7 @@ SKIPPED = {"name": "click", "skip_reason": "Dependency not found on PyPI and cou
     ("packages", "code", "said"),
     [
         ([FOUND, CLEAN], 1, "torch 2.0: CVE-1, mended in ['2.1']"),
-        ([CLEAN, SKIPPED], 0, "1 packages looked at, 0 vulnerabilities known; 1 could not be looked at"),
+        ([CLEAN, SKIPPED], 0, "1 packages looked at, 0 vulnerabilities known; 1 not looked at"),
         ([SKIPPED], audit.NOT_DONE, "of 1 packages none was looked at"),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tarfile
 import venv
 import zipfile
@@ -65,11 +66,13 @@ def test_everything_is_in_them(built: Path) -> None:
 
 def test_the_wheel_alone_is_enough(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
-    commands = environment(tmp_path / "fresh", f"{wheel}[dashboard,objects,encryption]")
+    commands = environment(tmp_path / "fresh", f"{wheel}[dashboard,objects,encryption,migrate]")
     away = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin", "TIERCEL_CACHE_DIR": str(tmp_path / "c")}}
     assert tiercel.__version__ in run(commands / "tiercel", "--version", **away)
     config = ROOT / "tests" / "geometry" / "fixtures" / "Qwen--Qwen3-8B.json"
     assert "147,456 B/token" in run(commands / "tiercel", "size", config, **away)
+    (tmp_path / "lmcache.yaml").write_text("max_local_cpu_size: 3\n")
+    assert 'size = "3GiB"' in run(commands / "tiercel", "migrate", "lmcache.yaml", **away)
     run(commands / "pip", "check", **away)
     sbom = environment(tmp_path / "sbom", "cyclonedx-bom==7.5.0")
     run(
@@ -83,3 +86,20 @@ def test_the_wheel_alone_is_enough(built: Path, tmp_path: Path) -> None:
     parts = {one["name"]: one for one in json.loads((tmp_path / "sbom.json").read_text())["components"]}
     assert {"tiercel", "numpy", "starlette", "obstore", "cryptography"} <= set(parts)
     assert parts["tiercel"]["version"] == tiercel.__version__
+
+
+@pytest.mark.model
+def test_the_demo_runs_from_the_wheel(built: Path, model_dir: Path, tmp_path: Path) -> None:
+    """Torch and transformers are this environment's, tiercel the wheel's: found first, and alone."""
+    (wheel,) = built.glob("*.whl")
+    commands = environment(tmp_path / "fresh")
+    run(commands / "pip", "install", "--quiet", "--no-deps", wheel)
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = Path(run(commands / "python", "-c", script).strip())
+    (own / "base.pth").write_text(run(sys.executable, "-c", script))
+    away = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+                                     "TIERCEL_CACHE_DIR": str(tmp_path / "c")}}  # fmt: skip
+    assert str(own) in run(commands / "python", "-c", "import tiercel; print(tiercel.__file__)", **away)
+    demo = run(commands / "tiercel", "demo", "--quick", "--model", model_dir, "--json", "rows.json", **away)
+    assert "Resumed conversations" in demo
+    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 4
