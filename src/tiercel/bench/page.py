@@ -15,18 +15,15 @@ from tiercel.bench.spec import KINDS
 from tiercel.bench.text import PERCENTILES_NOTE, SIDES, Told, tell, token_bytes_of
 from tiercel.report import files
 from tiercel.report.charts import DASHES, PALETTE, BarChart, Chart, LineChart, cumulative
+from tiercel.report.page import how_section, page
 from tiercel.report.style import STYLE
 from tiercel.report.svg import chart_svg, legend_html
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _OWN_STYLE = """
 .verdict{font-weight:600;margin:.3rem 0}.problem{color:#b3261e;font-weight:600}
 h2.workload{margin:26px 0 4px;font-size:1.25rem}
 td.faster{color:#0d7a57;font-weight:600}td.slower{color:#b3261e;font-weight:600}
 @media(prefers-color-scheme:dark){.problem,td.slower{color:#ff8a80}td.faster{color:#4fcf9f}}
-dl.how{display:grid;grid-template-columns:minmax(110px,190px) 1fr;gap:4px 16px;margin:0;font-size:.92rem}
-dl.how dt{color:var(--soft)}dl.how dd{margin:0;overflow-wrap:anywhere}
-@media(max-width:560px){dl.how{grid-template-columns:1fr;gap:0}dl.how dd{margin-bottom:8px}}
 """
 
 
@@ -43,15 +40,12 @@ def page_html(report: Report) -> str:
     )
     if report.interrupted:
         problems += '<p class="problem">Interrupted: these are the figures until then.</p>'
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>tiercel bench: {escape(report.when)}</title><style>{STYLE}{_OWN_STYLE}</style></head><body>"
-        f"<main><h1>KV offloading, measured from the client</h1>"
-        f'<p class="source">{escape(report.command)}</p>{problems}{workloads}{_how(report)}'
-        "</main></body></html>\n"
+    body = (
+        "<h1>KV offloading, measured from the client</h1>"
+        f'<p class="source">{escape(report.command)}</p>{problems}{workloads}'
+        f"{how_section(how_measured(report))}"
     )
+    return page(f"tiercel bench: {report.when}", STYLE + _OWN_STYLE, body)
 
 
 def charts_of(run: WorkloadRun) -> list[Chart]:
@@ -175,8 +169,3 @@ def how_measured(report: Report) -> list[tuple[str, str]]:
         ("texts", f"{len(report.texts)} documents, cut at {report.chars_per_token:.2f} characters a token"),
     ]
     return lines + [("note", note) for note in report.notes]
-
-
-def _how(report: Report) -> str:
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in how_measured(report))
-    return f'<section class="wide"><h2>How it was measured</h2><dl class="how">{rows}</dl></section>'

@@ -14,31 +14,25 @@ from tiercel.demo.console import moved_text, store_cost_text
 from tiercel.demo.outcome import Outcome, Row, Turn
 from tiercel.demo.style import STYLE
 from tiercel.demo.timeline import LEGEND, SPAN_WIDTH_MIN, timeline_svg
-from tiercel.errors import ConfigError
+from tiercel.report import files
+from tiercel.report.page import page
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # The longest bar's share of the width; its label needs the rest, also on a phone.
 _BAR_SHARE = 0.5
 
 
 def write_report(path: Path, outcome: Outcome) -> None:
     """Write the page. Raises ConfigError when the file cannot be written."""
-    try:
-        path.write_text(report_html(outcome), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html: '{path}' cannot be written: {error.strerror or error}") from None
+    files.write_page(path, report_html(outcome))
 
 
 def report_html(outcome: Outcome) -> str:
     """Return the page's text."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>Tiercel demo: resumed conversations</title><style>{STYLE}</style></head><body><main>"
+    body = (
         f"{_head(outcome)}{_tiles(outcome)}{_timeline(outcome)}{_bars(outcome)}{_table(outcome)}"
-        f"{_measured(outcome)}{_conversations(outcome)}</main></body></html>\n"
+        f"{_measured(outcome)}{_conversations(outcome)}"
     )
+    return page("Tiercel demo: resumed conversations", STYLE, body)
 
 
 def _head(outcome: Outcome) -> str:

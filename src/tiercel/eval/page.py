@@ -15,10 +15,10 @@ from tiercel.config import human_bytes
 from tiercel.eval.results import DROPS, EXACT, SKIPS, STORED, EndpointRow, Report, Row
 from tiercel.eval.verdict import label_of, loss
 from tiercel.report import files
+from tiercel.report.page import how_section, page
 from tiercel.report.scatter import Point, Scatter, scatter_legend, scatter_svg
 from tiercel.report.style import STYLE
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _OWN_STYLE = """
 .problem{color:#b3261e;font-weight:600}
 .frontier{stroke:var(--soft);stroke-width:1.4;stroke-dasharray:5 4}
@@ -28,10 +28,7 @@ ul.gates{margin:.2rem 0 1rem}
 table.verdicts td{white-space:normal;text-align:left;vertical-align:top}
 table.verdicts td:first-child{white-space:nowrap;font-weight:600}
 h2.task{margin:22px 0 4px}
-dl.how{display:grid;grid-template-columns:minmax(110px,190px) 1fr;gap:4px 16px;margin:0;font-size:.92rem}
-dl.how dt{color:var(--soft)}dl.how dd{margin:0;overflow-wrap:anywhere}
 @media(prefers-color-scheme:dark){.problem{color:#ff8a80}}
-@media(max-width:560px){dl.how{grid-template-columns:1fr;gap:0}dl.how dd{margin-bottom:8px}}
 """
 GROUPS = (EXACT, DROPS, SKIPS, STORED)
 _GROUP_WORDS = (
@@ -58,16 +55,12 @@ def page_html(report: Report) -> str:
     cards += _endpoints(report)
     tasks = "".join(_task(task, rows) for task, rows in _by_task(report.rows).items())
     verdicts = _verdicts(report) if report.verdicts else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>tiercel eval: {escape(report.model)}</title><style>{STYLE}{_OWN_STYLE}</style></head><body>"
-        f"<main><h1>What lossy KV does to the answers of {escape(report.model)}</h1>"
+    body = (
+        f"<h1>What lossy KV does to the answers of {escape(report.model)}</h1>"
         f'<p class="source">{escape(report.command)}</p>{failed}'
-        f"{verdicts}{cards}{tasks}{_how(report)}"
-        "</main></body></html>\n"
+        f"{verdicts}{cards}{tasks}{how_section(how_measured(report))}"
     )
+    return page(f"tiercel eval: {report.model}", STYLE + _OWN_STYLE, body)
 
 
 def charts_of(rows: Sequence[Row]) -> list[tuple[Scatter, str]]:
@@ -263,8 +256,3 @@ def how_measured(report: Report) -> list[tuple[str, str]]:
         ("bytes", "by each policy's definition, of the context's KV; read: measured"),
         *speed,
     ]  # fmt: skip
-
-
-def _how(report: Report) -> str:
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in how_measured(report))
-    return f'<section class="wide"><h2>How it was measured</h2><dl class="how">{rows}</dl></section>'

@@ -30,4 +30,7 @@ th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line);whit
 th:first-child,td:first-child{text-align:left}
 th{color:var(--soft);font-weight:600}
 ul.assumptions{margin:0;padding-left:1.2rem}
+dl.how{display:grid;grid-template-columns:minmax(110px,190px) 1fr;gap:4px 16px;margin:0;font-size:.92rem}
+dl.how dt{color:var(--soft)}dl.how dd{margin:0;overflow-wrap:anywhere}
+@media(max-width:560px){dl.how{grid-template-columns:1fr;gap:0}dl.how dd{margin-bottom:8px}}
 """

@@ -10,6 +10,7 @@ from typing import Any
 from tiercel.plan.simulate.charts import charts
 from tiercel.plan.simulate.text import bytes_text, notes, percent, seconds_text, tokens_text
 from tiercel.report import files
+from tiercel.report.page import page
 from tiercel.report.style import STYLE
 from tiercel.report.svg import chart_svg, legend_html
 
@@ -28,16 +29,12 @@ def page_html(data: Json, ttft_s: Mapping[str, Any]) -> str:
         f'<p class="note">{escape(chart.note)}</p></section>'
         for chart in charts(data, ttft_s)
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>KV cache simulation: {escape(Path(data['trace']['source']).name)}</title>"
-        f"<style>{STYLE}</style></head><body><main>"
+    body = (
         "<h1>What a KV cache would do with this traffic</h1>"
         f'<p class="source">{escape(data["trace"]["source"])}</p>{_facts(data)}'
         f'<div class="cards">{cards}</div>{_arms(data)}{_shares(data)}{_curve_table(data)}{_notes(data)}'
-        "</main></body></html>\n"
     )
+    return page(f"KV cache simulation: {Path(data['trace']['source']).name}", STYLE, body)
 
 
 def _facts(data: Json) -> str:
