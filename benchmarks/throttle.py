@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiercel.blocks import BlockKey
-from tiercel.tiers import FilesTier, Outcome, Stored, Usage
+from tiercel.tiers import FilesTier, Outcome
+from tiercel.tiers.around import Around
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,12 @@ LINKS = {
 SLOW, FAST = LINKS["10 MB/s, 200 ms"], LINKS["1 GB/s, 1 ms"]
 
 
-class Throttled:
+class Throttled(Around):
     """Reads are slowed down, writes and listings are not."""
 
     def __init__(self, inner: FilesTier) -> None:
-        self.inner, self.name, self.link = inner, inner.name, FAST
+        super().__init__(inner)
+        self.link = FAST
         self._turn = threading.Lock()
         self._free_s = 0.0
         self.read_keys: list[BlockKey] = []
@@ -47,20 +49,5 @@ class Throttled:
         time.sleep(max(0.0, until_s - time.monotonic()))
         return outcomes
 
-    def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
-        return self.inner.contains(keys)
-
     def write(self, keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
         return self.inner.write(keys, records)
-
-    def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        return self.inner.delete(keys)
-
-    def scan(self) -> Iterator[Stored]:
-        return self.inner.scan()
-
-    def usage(self) -> Usage:
-        return self.inner.usage()
-
-    def close(self) -> None:
-        self.inner.close()
