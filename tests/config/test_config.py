@@ -50,6 +50,7 @@ LEGAL: dict[str, str] = {
     "model.dtype": "float32",
     "model.device": "cpu",
     "model.block_tokens": "128",
+    "model.kv_device_budget": "256MiB",
     "attention.policy": "landmark",
     "attention.budget": "0.1",
 }

@@ -60,6 +60,11 @@ class WithEngineFlags(click.Command):
 )
 @click.option("--print-command", is_flag=True, help="vllm: print what would be run, and run nothing.")
 @click.option(
+    "--kv-device-budget",
+    metavar="SIZE",
+    help="transformers: most KV on the device, such as 256MiB; the rest lies in host memory [default: all].",
+)
+@click.option(
     "--attention-policy",
     metavar="NAME",
     help="transformers: answers read of a prompt what this method of `tiercel eval` keeps [default: full].",
@@ -85,6 +90,7 @@ def command(
     engine: str,
     ready_deadline: str,
     print_command: bool,
+    kv_device_budget: str | None,
     attention_policy: str | None,
     attention_budget: str | None,
     otlp: str | None,
@@ -112,6 +118,7 @@ def command(
         "ram.size": ram,
         "tiers.0.path": None if disk is None else str(disk),
         "tiers.0.size": disk_size,
+        "model.kv_device_budget": kv_device_budget,
         "attention.policy": attention_policy,
         "attention.budget": attention_budget,
         "store.accept_lossy": "yes" if accept_lossy else None,

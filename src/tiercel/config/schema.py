@@ -185,6 +185,9 @@ class ModelConfig:
     # 5-7 % over one plain step, 128 cost 9-24 %, 64 cost 30 %; what is computed anew at every resume, half a
     # block on average, takes 0.43 s, 0.24 s and 0.14 s.
     block_tokens: int = setting(Kind.INTEGER, 256, "tokens in a block, the unit of reuse", low=1, high=65536)
+    kv_device_budget_bytes: int | None = setting(
+        Kind.SIZE, None, "most KV on the device, the rest lies in host memory; not set: all of it", low=KIB
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
