@@ -1,4 +1,4 @@
-"""Clients that connect and ask nothing are let go; those that are asking, however slowly, are not."""
+"""Clients that ask or read nothing are let go; those that are asking or reading, however slowly, are not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn")
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from tiercel.web import connections, serving
+from tiercel.web import connections, listening, serving
 from tiercel.web.listening import bind
 
 SILENT_S = 0.3
@@ -48,9 +48,15 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
-def connect(url: str) -> socket.socket:
+def connect(url: str, takes_bytes: int | None = None) -> socket.socket:
+    """`takes_bytes`: how much the system may take for a client before it is read."""
     parts = urlsplit(url)
-    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10)
+    one = socket.socket()
+    if takes_bytes is not None:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes_bytes)
+    one.settimeout(10)
+    one.connect((parts.hostname or "", parts.port or 0))
+    return one
 
 
 def is_closed(one: socket.socket, within_s: float = 10.0) -> bool:
@@ -102,3 +108,43 @@ def test_who_asks_slowly_and_who_is_answered_slowly_are_not_cut(url: str) -> Non
         slow.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert slow.recv(4096).startswith(b"HTTP/1.1 200")
     assert httpx.get(f"{url}/stream", timeout=20).text == "one " * 10 + "end"
+
+
+def test_who_never_reads_a_stream_is_let_go_and_who_reads_slowly_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "SILENT_S", SILENT_S)
+    monkeypatch.setattr(listening, "_UNREAD_BYTES", 4096)
+    there: set[str] = set()
+    sent = dict.fromkeys(("/never", "/slowly"), 0)
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"]
+        there.add(name)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        gone = asyncio.create_task(disconnected(receive))
+        while not gone.done():
+            await send({"type": "http.response.body", "body": b"x" * 8192, "more_body": True})
+            sent[name] += 1
+            await asyncio.sleep(0.005)
+        there.discard(name)
+
+    with serving.served(bind("127.0.0.1", 0), endless) as url, connect(url, 2048) as never:
+        never.sendall(b"GET /never HTTP/1.1\r\nHost: x\r\n\r\n")
+        with connect(url, 2048) as slow:
+            slow.sendall(b"GET /slowly HTTP/1.1\r\nHost: x\r\n\r\n")
+            until_s = time.monotonic() + 10
+            while "/never" in there or not sent["/never"]:
+                assert time.monotonic() < until_s, "its place is never free again"
+                assert slow.recv(1024)
+                time.sleep(SILENT_S / 10)
+            for _ in range(30):
+                assert slow.recv(1024), "cut, though it reads"
+                time.sleep(SILENT_S / 10)
+            assert there == {"/slowly"}
+    assert sent["/never"] > 0
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -11,6 +11,9 @@ import socket
 from tiercel.errors import ConfigError
 
 _BACKLOG = 256
+# How much of an answer the system may hold for a client. Left to itself it would take megabytes of a stream
+# that nobody reads, which is hours of some, before anybody could see that.
+_UNREAD_BYTES = 64 << 10
 
 
 def bind(host: str, port: int, named: tuple[str, str] = ("serve.host", "serve.port")) -> socket.socket:
@@ -27,6 +30,8 @@ def bind(host: str, port: int, named: tuple[str, str] = ("serve.host", "serve.po
     one = socket.socket(family, kind, protocol)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         one.bind(address)
         # Two servers may bind a port that neither listens on yet; only one of them may listen.
         one.listen(_BACKLOG)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -14,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.store.support import RECORD, chain, eventually
 
 from tiercel.store import overview_json
+from tiercel.web import connections, listening
 from tiercel.web.watch import watch as watch_module
 from tiercel.web.watch.sources import StoreSource
 from tiercel.web.watch.watch import LISTENERS_MAX, TICK_S
@@ -99,6 +103,28 @@ def test_streams_are_bounded_and_end_with_the_server(tmp_path: Path) -> None:
     for one in listeners:
         one.join(20)
     assert len(ended) == LISTENERS_MAX
+
+
+def test_streams_that_nobody_reads_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SILENT_S", 0.3)
+    monkeypatch.setattr(listening, "_UNREAD_BYTES", 4096)
+    with site_over_a_store(tmp_path) as site, ExitStack() as stack:
+        read = stack.enter_context(httpx.stream("GET", f"{site.url}/v1/overview/stream", timeout=20))
+        told = events(read)
+        parts = urlsplit(site.url)
+        for _ in range(LISTENERS_MAX - 1):
+            one = stack.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            one.connect((parts.hostname or "", parts.port or 0))
+            one.sendall(b"GET /v1/overview/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert eventually(lambda: site.watch._listeners == LISTENERS_MAX)
+        assert site.ask("/v1/overview/stream").status_code == 429
+        assert eventually(lambda: bool(next(told)) and site.watch._listeners == 1), "they keep their places"
+        assert next(told)["source"]["up"], "the one that reads has kept its own"
+        with httpx.stream("GET", f"{site.url}/v1/overview/stream", timeout=20) as another:
+            assert another.status_code == 200
 
 
 def test_the_history_grows_by_itself_and_holds_totals(site: Site) -> None:
