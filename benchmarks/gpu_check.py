@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,15 @@ def main() -> None:
     model = options.model or demo_model_dir(os.environ, print)
     tokens = options.tokens or (8000 if HAVE_GPU else 1088)
     results["engine"] = with_vllm(model, tokens) if HAVE_VLLM else with_transformers(model, tokens)
+    if HAVE_VLLM:
+        results["tiering"] = with_tiering(model, tokens)
     text = json.dumps(results, indent=2)
     print(text)
     target = options.json or (FOLDER / "gpu.json" if HAVE_GPU else None)
     if target:
         target.write_text(text + "\n")
-    if not passed or not results["engine"]["cold_equals_warm"]:
+    parts = (results["engine"], results.get("tiering", results["engine"]))
+    if not passed or not all(one["cold_equals_warm"] for one in parts):
         sys.exit("gpu-check failed: see above")
 
 
@@ -122,31 +126,17 @@ def copies() -> dict[str, Any]:
 
 def with_vllm(model: Path, tokens: int) -> dict[str, Any]:
     """Cold, vLLM's own hit, Tiercel's hit after a reset and in a new engine; equal tokens to the end."""
-    from benchmarks.vllm.driver import EngineProcess
     from benchmarks.vllm.servers import TiercelDaemon
 
-    env = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if not HAVE_GPU:
-        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
     prompts = [random_prompt(tokens, number) for number in range(3)]
     with tempfile.TemporaryDirectory(prefix="tiercel-gpu-") as name:
         folder = Path(name)
         daemon = TiercelDaemon(folder, "tiercel", "4GiB" if HAVE_GPU else "1GiB", files=False)
-        options = {"model": str(model), "max_model_len": tokens + 128, "seed": 0}
-        options |= {"enforce_eager": not HAVE_GPU, "kv_transfer_config": daemon.connector()}
-        if HAVE_GPU:
-            options["gpu_memory_utilization"] = 0.5
-
-        def start() -> EngineProcess:
-            engine = EngineProcess("vllm", Path(sys.executable), options, env, folder / "engine.log")
-            engine.wait_ready()
-            engine.ask("ttft", tokens=random_prompt(tokens, -1))
-            return engine
-
+        engines = partial(started, model, tokens, daemon.connector(), folder)
         times: dict[str, list[float]] = {"cold": [], "own_hit": [], "hit": [], "restart": []}
         answers: dict[str, list[list[int]]] = {"own_hit": [], "hit": [], "restart": []}
         try:
-            engine = start()
+            engine = engines()
             for prompt in prompts:
                 times["cold"].append(engine.ask("ttft", tokens=prompt)["seconds"])
                 time.sleep(0.3)
@@ -154,7 +144,7 @@ def with_vllm(model: Path, tokens: int) -> dict[str, Any]:
                 engine.ask("reset")
                 ask(engine, prompt, "hit", times, answers)
             engine.stop()
-            engine = start()
+            engine = engines()
             for prompt in prompts:
                 ask(engine, prompt, "restart", times, answers)
             engine.stop()
@@ -168,6 +158,75 @@ def with_vllm(model: Path, tokens: int) -> dict[str, Any]:
         "hit_over_own_hit": ratio(times["hit"], times["own_hit"]),
         # Against vLLM's own hit: cold, the last tokens are computed in another batch, which rounds otherwise.
         "cold_equals_warm": answers["own_hit"] == answers["hit"] == answers["restart"],
+    }
+
+
+def started(model: Path, tokens: int, connector: dict[str, Any], folder: Path) -> Any:
+    """A vLLM engine that has answered once."""
+    from benchmarks.vllm.driver import EngineProcess
+
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    env["PYTHONPATH"] = str(ROOT)
+    if not HAVE_GPU:
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
+    options: dict[str, Any] = {"model": str(model), "max_model_len": tokens + 128, "seed": 0}
+    options |= {"enforce_eager": not HAVE_GPU, "kv_transfer_config": connector}
+    if HAVE_GPU:
+        options["gpu_memory_utilization"] = 0.5
+    engine = EngineProcess("vllm", Path(sys.executable), options, env, folder / "engine.log")
+    engine.wait_ready()
+    engine.ask("ttft", tokens=random_prompt(tokens, -1))
+    return engine
+
+
+def with_tiering(model: Path, tokens: int) -> dict[str, Any]:
+    """vLLM's own CPU tier with ours below: cold, its own hit, and a new engine whose CPU tier is empty.
+
+    Without a GPU vLLM's copies to its CPU tier are replaced by those of the tests.
+    """
+    from benchmarks.vllm.servers import TiercelDaemon
+
+    prompts = [random_prompt(tokens, number) for number in range(3)]
+    times: dict[str, list[float]] = {"cold": [], "own_hit": [], "hit": []}
+    answers: dict[str, list[list[int]]] = {"own_hit": [], "hit": []}
+    with tempfile.TemporaryDirectory(prefix="tiercel-gpu-") as name:
+        folder = Path(name)
+        daemon = TiercelDaemon(folder, "tiercel", "4GiB" if HAVE_GPU else "1GiB", files=False)
+        tier = {"type": "TiercelTier", "module_path": "tiercel.engines.vllm.secondary"}
+        extra: dict[str, Any] = {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 2 << 30,
+            "block_size": 256,
+        }
+        if not HAVE_GPU:
+            extra |= {"spec_name": "CpuTieringSpec", "spec_module_path": "tests.engines.vllm.secondary.cpu"}
+        extra["secondary_tiers"] = [tier | daemon.connector()["kv_connector_extra_config"]]
+        connector = {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
+        connector["kv_load_failure_policy"] = "recompute"
+        engines = partial(started, model, tokens, connector, folder)
+        try:
+            engine = engines()
+            for prompt in prompts:
+                times["cold"].append(engine.ask("ttft", tokens=prompt)["seconds"])
+                ask(engine, prompt, "own_hit", times, answers)
+            time.sleep(1.0)
+            engine.stop()
+            engine = engines()
+            for prompt in prompts:
+                ask(engine, prompt, "hit", times, answers)
+            engine.stop()
+        finally:
+            daemon.stop()
+    return {
+        "engine": "vllm, OffloadingConnector",
+        "prompt_tokens": tokens,
+        "ttft": {kind: shown(taken) for kind, taken in times.items()},
+        "recompute_over_hit": ratio(times["cold"], times["hit"]),
+        "cold_equals_warm": answers["own_hit"] == answers["hit"],
     }
 
 

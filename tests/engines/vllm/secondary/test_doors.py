@@ -124,6 +124,19 @@ def test_engines_that_are_alike_have_one_identity_and_others_another(tmp_path: P
             assert identity(other) != base, other
 
 
+def test_d07_engines_that_hash_with_another_seed_miss_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served() as daemon:
+        for seed, reused in ((None, 0), ("7", 0), (None, 160), ("7", 160)):
+            if seed is None:
+                monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+            else:
+                monkeypatch.setenv("PYTHONHASHSEED", seed)
+            with Tiered(tmp_path, tier=socket_of(daemon)).start() as engine:
+                assert engine.cached(engine.run("r", prompt(161), 1)) == reused
+
+
 def test_d02_an_engine_with_adapters_shares_with_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

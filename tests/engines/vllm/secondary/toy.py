@@ -24,7 +24,7 @@ from tiercel.tiers import Tier
 
 # One block of two layers, in a page of its own.
 ROW = 4096
-TIER = "vllm:tiercel_tier_"
+TIER = "vllm:tiercel_secondary_"
 FAILED = "vllm:kv_offload_tiering_promotion_job_failures"
 
 

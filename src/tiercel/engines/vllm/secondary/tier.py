@@ -71,7 +71,7 @@ COUNTERS = {
     "scheduler_calls_slow": "Calls from vLLM's scheduler that took more than 0.5 ms",
     "scheduler_seconds": "Time spent in calls from vLLM's scheduler",
 }
-_PREFIX = "vllm:tiercel_tier_"
+_PREFIX = "vllm:tiercel_secondary_"
 
 
 class TiercelTier(SecondaryTierManager):
