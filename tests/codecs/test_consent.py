@@ -10,7 +10,7 @@ import pytest
 
 from tiercel.cli import run
 from tiercel.codecs import LOSSY, LossyTiers
-from tiercel.codecs.consent import lossy_tiers
+from tiercel.codecs.consent import LossyAttention, lossy_attention, lossy_tiers
 from tiercel.config import Config, TierConfig
 from tiercel.engines.vllm.options import read_options
 from tiercel.errors import ConfigError
@@ -112,6 +112,28 @@ def test_commands_refuse_in_one_line_before_they_load_or_listen(
     assert said.startswith("tiercel: error: tiers.0.codec = int4 changes answers")
     assert said.count("\n") == 1
     assert not (tmp_path / "s").exists()
+
+
+def test_serve_refuses_a_policy_in_one_line_before_it_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "no-such-model", "--attention-policy", "landmark"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tiercel: error: attention.policy = landmark changes answers; accepted: --accept")
+    assert said.count("\n") == 1
+    agreed = ["--accept-lossy", "--engine", "transformers", "--print-command"]
+    assert run(["serve", "no-such-model", "--attention-policy", "landmark", *agreed]) == 2
+    assert "--print-command: is for vLLM" in capsys.readouterr().err, "the control gets further"
+
+
+def test_a_policys_report_counts_with_its_budget(tmp_path: Path) -> None:
+    rows = [{"policy": "landmark", "budget": 0.25}, {"policy": "quest", "budget": "a lot"}, {"policy": 3}]
+    told = {"store.accept_lossy": report(tmp_path, rows=rows, revision="abc"), "attention.policy": "landmark"}
+    assert lossy_attention(Config.load(None, {}, {})) is None
+    agreed = lossy_attention(Config.load(None, {}, told))
+    assert agreed == LossyAttention("landmark", 0.25, ("SmolLM2@abc",))
+    assert str(agreed) == "landmark@0.25"
+    for other in ({"attention.budget": "0.3"}, {"attention.policy": "quest"}, {"attention.policy": "h2o"}):
+        with pytest.raises(ConfigError, match="says nothing of policy"):
+            lossy_attention(Config.load(None, {}, told | other))
 
 
 def test_a_daemon_with_consent_listens(tmp_path: Path) -> None:

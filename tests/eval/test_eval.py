@@ -66,10 +66,37 @@ def test_own_tasks_and_gates_that_hold(model_dir: Path, tmp_path: Path) -> None:
         model_dir, tmp_path, "--tasks", "", "--task-file", str(task), "--policies", "full,int8",
         "--seeds", "1,2", "--max-kl", "0.05", "--min-accuracy-drop", "0.5", "--dtype", "float32",
     )  # fmt: skip
+    assert figures(report, "mine", "ttft_s") == {"full": None, "int8": None}, (
+        "speed is measured when asked for"
+    )
     assert code == 0
     assert figures(report, "mine", "accuracy") == {"full": 1.0, "int8": 1.0}
     assert (report.dtype, report.seeds, report.failed) == ("float32", [1, 2], [])
     assert len(report.revision) >= 16
+
+
+def test_speed_is_of_a_real_generation_with_what_the_policy_keeps(model_dir: Path, tmp_path: Path) -> None:
+    task, page = tmp_path / "mine.jsonl", tmp_path / "page.html"
+    line = {"context": "The code of the door is 4711. " * 20, "question": "The code is", "answer": " 4711"}
+    task.write_bytes(msgspec.json.encode(line))
+    _, report, said = judged(
+        model_dir, tmp_path, "--tasks", "", "--task-file", str(task), "--policies", "full,h2o,landmark",
+        "--seeds", "1", "--speed", "--html", str(page),
+    )  # fmt: skip
+    rows = {row.policy: row for row in report.rows}
+    assert all((row.ttft_s or 0) > 0 and (row.tpot_s or 0) > 0 for row in rows.values())
+    token_bytes = 30 * 2 * 3 * 64 * 2
+    full, new = token_bytes * rows["full"].context_tokens, token_bytes * 64
+    held = figures(report, "mine", "device_bytes")
+    assert held["full"] == full + new, "all of the text, and room for new tokens"
+    assert held["h2o"] - new < 0.3 * full
+    assert held["landmark"] - new < 0.4 * full
+    moved = figures(report, "mine", "moved_bytes_per_token")
+    assert moved["full"] == moved["h2o"] == 0
+    assert moved["landmark"] == rows["landmark"].fetched_bytes_per_token * rows["landmark"].context_tokens
+    for column in ("TTFT", "TPOT", "device KV", "moved a token"):
+        assert column in said
+        assert f">{column}</th>" in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -79,6 +106,10 @@ def test_own_tasks_and_gates_that_hold(model_dir: Path, tmp_path: Path) -> None:
         (["--tasks", "nedle"], "--tasks: 'nedle' is unknown"),
         (["--tasks", ""], "--tasks: names none"),
         (["--budget", "0"], "--budget: '0' is not accepted"),
+        (
+            ["--url", "http://a", "--baseline-url", "http://b", "--speed"],
+            "accepted: without MODEL, --max-kl and",
+        ),
         (["--budget", "x"], "--budget: 'x' is not accepted"),
         (["--seeds", "1,b"], "--seeds: '1,b' is not accepted"),
         (["--json", "/nowhere/at/all.json"], "--json: '/nowhere/at/all.json' cannot be written"),

@@ -46,10 +46,11 @@ def policy_named(name: str) -> Policy:
 
 def servable_policy(name: str) -> Policy:
     """The policy of that name, for serving. Raises ConfigError for a name that is none, or a codec's."""
-    if name in LOSSY:
+    if name not in POLICIES or name in LOSSY:
+        what = "a codec of tiers" if name in LOSSY else "unknown"
         accepted = ", ".join(one for one in POLICIES if one not in LOSSY)
-        raise ConfigError(f"policy '{name}' is a codec of tiers; accepted: {accepted}")
-    return policy_named(name)
+        raise ConfigError(f"policy '{name}' is {what}; accepted: {accepted}")
+    return POLICIES[name]()
 
 
 def policies_named(names: Iterable[str]) -> list[Policy]:
