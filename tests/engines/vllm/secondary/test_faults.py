@@ -18,6 +18,7 @@ from tests.service.running import Running
 from tests.store.support import FaultyTier, drop_ram, eventually, raising
 
 from tiercel.blocks import BlockKey
+from tiercel.errors import DaemonError
 from tiercel.tiers import MISSING, Fate, Outcome
 
 TOKENS, LOADED = 161, 160
@@ -151,6 +152,25 @@ def test_a_tier_that_hangs_costs_a_load_its_deadline(tmp_path: Path) -> None:
             assert engine.scheduler.reset_prefix_cache(reset_connector=True)
             release.set()
             engine.settled()
+
+
+def test_a_place_that_does_not_answer_at_the_start(tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    settings = [f"ram.slot={ROW + 4096}B", "tiers.0.kind=valkey", "tiers.0.url=valkey://127.0.0.1:1"]
+    with (
+        Running(socket, *settings) as daemon,
+        Tiered(tmp_path, tier={"daemon.socket": str(socket)}).start() as engine,
+    ):
+        engine.run("cold", prompt(TOKENS), 4)
+        assert reused_again(engine, "warm"), "RAM serves"
+        assert "tier" in daemon.log.read_text()
+        engine.settled()
+
+
+def test_no_daemon_at_the_start_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DaemonError, match="tiercel daemon --socket") as refusal:
+        Tiered(tmp_path, tier={"daemon.socket": str(tmp_path / "none")}).start()
+    assert "\n" not in str(refusal.value)
 
 
 def test_the_directory_is_removed_while_it_runs(tmp_path: Path) -> None:

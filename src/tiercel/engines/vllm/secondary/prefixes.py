@@ -45,7 +45,7 @@ class Prefixes:
 
     def __init__(self, context: ReqContext) -> None:
         self._request = context.req_id
-        self._positions = context._offload_key_positions
+        self._positions: dict[OffloadKey, int] = getattr(context, "_offload_key_positions", {})
         self._seen = 0
         self._joined: dict[bytes, bytearray] = {}
         self._at: dict[bytes, int] = {}
