@@ -140,6 +140,11 @@ def test_the_device_is_counted_and_a_limit_holds(tiny_model: Model, prompt: Prom
     with pytest.raises(RequestError, match="is needed on the device"):
         answer(tight, longer, max_new_tokens=8)
     assert answer(tight, tokens, max_new_tokens=8).tokens
+    tighter = selective(tiny_model(), None, "landmark", kv_device_bytes=figures.device_peak_bytes - 1)
+    with pytest.raises(RequestError, match="is needed on the device"):
+        answer(tighter, tokens, max_new_tokens=8)
+    assert tighter.selecting is not None
+    assert tighter.selecting.memory.held_bytes == 0
     answer(engine, longer, max_new_tokens=8)
     assert figures.device_peak_bytes < engine.layout.token_bytes * len(longer) / 1.5
 

@@ -200,6 +200,7 @@ class SelectiveCache(KVCache):
         """Let the policy decide, and keep what it says. Raises RequestError where the device has no room."""
         assert self._watching is not None
         tokens, served = self.length, Served(self.memory)
+        self._served = served  # from here on `clear` gives back what it holds
         for number, layer in enumerate(self._buffered):
             assert isinstance(layer, SelectiveLayer)
             host = layer.context()
@@ -208,7 +209,7 @@ class SelectiveCache(KVCache):
                 served.keep_window(number, keys, values, window)
             else:
                 served.take(number, self._watching.prepare(number, keys, values), host)
-        self._served, self._watching = served, None
+        self._watching = None
         if not served.reads_host:
             self._release()
         self.layers = [AnsweringLayer(self, tokens) for _ in self._buffered]
