@@ -36,16 +36,17 @@ def accept_lossy_option(function: F) -> F:
     return click.option(
         "--accept-lossy",
         is_flag=True,
-        help="Let codecs of tiers and a policy of attention change answers, unseen (store.accept_lossy).",
+        help="Let codecs, a policy of attention or chunks change answers, unseen (store.accept_lossy).",
     )(function)
 
 
 def check_consent(config: Config) -> None:
     """Refuse what changes answers and nobody accepted, before anything is loaded. Raises ConfigError."""
-    from tiercel.codecs.consent import lossy_attention, lossy_tiers
+    from tiercel.codecs.consent import lossy_attention, lossy_chunks, lossy_tiers
 
     lossy_tiers(config)
     lossy_attention(config)
+    lossy_chunks(config)
 
 
 def log_format_option(function: F) -> F:

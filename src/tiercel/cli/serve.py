@@ -71,6 +71,11 @@ class WithEngineFlags(click.Command):
 )
 @click.option("--attention-budget", metavar="SHARE", help="Of a prompt's tokens, for it [default: 0.25].")
 @click.option(
+    "--reuse-chunks",
+    metavar="TOKENS",
+    help="transformers: reuse documents anywhere in a prompt, TOKENS of each computed anew [default: no].",
+)
+@click.option(
     "--otlp-traces-endpoint", "otlp", metavar="URL", help="OpenTelemetry collector for spans of requests."
 )
 @accept_lossy_option
@@ -93,6 +98,7 @@ def command(
     kv_device_budget: str | None,
     attention_policy: str | None,
     attention_budget: str | None,
+    reuse_chunks: str | None,
     otlp: str | None,
     accept_lossy: bool,
     log_format: str,
@@ -121,6 +127,7 @@ def command(
         "model.kv_device_budget": kv_device_budget,
         "attention.policy": attention_policy,
         "attention.budget": attention_budget,
+        "attention.chunks": reuse_chunks,
         "store.accept_lossy": "yes" if accept_lossy else None,
     }
     config = _configured(config_file, settings, flags)

@@ -86,7 +86,11 @@ def check(config: Config, flags: Sequence[str]) -> None:
     if (found := version()) is not None:
         check_version(found)
     ours = ("serve.host", "serve.port", "model.dtype")
-    if idle := [key for key in config.origins if key.startswith(("serve.", "model.")) and key not in ours]:
+    if idle := [
+        key
+        for key in config.origins
+        if key.startswith(("serve.", "model.", "attention.")) and key not in ours
+    ]:
         _say(f"for the transformers engine, without effect here: {', '.join(idle)}; vLLM's flags go after --")
 
 

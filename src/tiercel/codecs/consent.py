@@ -39,11 +39,30 @@ class LossyAttention:
 
     def check(self, identity: Identity) -> None:
         """Raise EngineError unless it was accepted for this model."""
-        if not LossyTiers((), self.models).allows(identity):
-            raise EngineError(
-                f"policy '{self}' changes answers and was judged for {', '.join(self.models or ())}, not for "
-                f"model '{identity.model}'; accepted: --accept-lossy, or a report for this model"
-            )
+        _check(f"policy '{self}'", self.models, identity)
+
+
+@dataclass(frozen=True, slots=True)
+class LossyChunks:
+    """Reuse of chunks, as the setting says it; `models` as above."""
+
+    setting: str
+    models: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"chunks-{self.setting}"
+
+    def check(self, identity: Identity) -> None:
+        """Raise EngineError unless it was accepted for this model."""
+        _check(f"'{self}'", self.models, identity)
+
+
+def _check(what: str, models: tuple[str, ...] | None, identity: Identity) -> None:
+    if not LossyTiers((), models).allows(identity):
+        raise EngineError(
+            f"{what} changes answers and was judged for {', '.join(models or ())}, not for model "
+            f"'{identity.model}'; accepted: --accept-lossy, or a report for this model"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +101,17 @@ def lossy_attention(config: Config) -> LossyAttention | None:
     if report is not None and not report.judges(policy, share):
         raise ConfigError(_silent(config, f"policy {what}", what))
     return LossyAttention(policy, share, None if report is None else (report.model,))
+
+
+def lossy_chunks(config: Config) -> LossyChunks | None:
+    """The reuse of chunks that a configuration asks for. Raises ConfigError unless it was accepted."""
+    asked = LossyChunks(config.attention.chunks)
+    if asked.setting == "no":
+        return None
+    report = _agreed(config, f"attention.chunks = {asked.setting}", f"'{asked}'")
+    if report is not None and not report.judges(str(asked)):
+        raise ConfigError(_silent(config, f"'{asked}'", f"'{asked}'"))
+    return asked if report is None else LossyChunks(asked.setting, (report.model,))
 
 
 def _agreed(config: Config, setting: str, what: str) -> _Report | None:

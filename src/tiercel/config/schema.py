@@ -202,6 +202,11 @@ class AttentionConfig:
     budget: float = setting(
         Kind.SHARE, 0.25, "share of a prompt's tokens that a policy keeps, or reads per new token"
     )
+    chunks: str = setting(
+        Kind.TEXT,
+        "no",
+        "reuse chunks anywhere, with so many first tokens computed anew, such as `16`: changes answers",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

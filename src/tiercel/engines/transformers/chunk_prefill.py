@@ -246,7 +246,7 @@ def chunked_prompts(
         return None
     if make_cache is not KVCache:
         raise ModelError(
-            "chunks are moved where all KV is at hand; accepted: model.chunks = no, or neither a policy of "
-            "attention nor a budget of KV"
+            "chunks are moved where all KV is at hand; accepted: attention.chunks = no, or neither a policy "
+            "of attention nor a budget of KV"
         )
     return ChunkedPrompts(model, layout, reuse, alone)

@@ -40,7 +40,7 @@ class ChunkReuse:
         ratio = float(found[2] or 0) if found is not None else math.inf
         if found is None or ratio > 1:
             raise ConfigError(
-                f"model.chunks: is {text[:40]!a}; accepted: no, how many first tokens of a chunk are "
+                f"attention.chunks: is {text[:40]!a}; accepted: no, how many first tokens of a chunk are "
                 "computed anew, such as 16, or with the share of others that deviate most, such as 16+0.15"
             )
         return cls(int(found[1]), ratio)

@@ -44,7 +44,7 @@ class Service:
 
     def __init__(self, loaded: Loaded, limits: ServeConfig) -> None:
         self.loaded, self.limits = loaded, limits
-        self.metrics = Metrics(loaded.store, limits.queue_requests, loaded.policy)
+        self.metrics = Metrics(loaded.store, limits.queue_requests, loaded.policy, loaded.facts.lossy)
         self.sessions = Sessions()
         self.queue = GenerationQueue(loaded.engine, limits.queue_requests, self.metrics, self.sessions)
         self.intake = Intake(limits.max_body_bytes, limits.queue_requests + 16)

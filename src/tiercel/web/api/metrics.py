@@ -6,7 +6,7 @@ Every figure is counted where it happens; none is estimated. What became of prom
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -23,7 +23,9 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 
 class Metrics:
     """All figures of one server."""
 
-    def __init__(self, store: Store, waiting_max: int, policy: PolicyFigures | None = None) -> None:
+    def __init__(
+        self, store: Store, waiting_max: int, policy: PolicyFigures | None = None, lossy: Sequence[str] = ()
+    ) -> None:
         self.registry = CollectorRegistry()
         one = self.registry
         self.requests = Counter(
@@ -54,6 +56,11 @@ class Metrics:
         self.queued = Histogram(
             "tiercel_http_queue_wait_seconds", "Waiting for the engine.", buckets=_SECONDS, registry=one
         )
+        inexact = Gauge(
+            "tiercel_http_lossy", "1 for what may make answers other than exact.", ["by"], registry=one
+        )
+        for by in lossy:
+            inexact.labels(by).set(1)
         one.register(StoreCollector(store.stats))
         one.register(_PolicyCollector(policy))
 
