@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,14 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(PREFIX) and name != CACHE_DIR_VARIABLE:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_sockets_left_behind() -> Iterator[None]:
+    """Engines that are killed leave their sockets. The path is short: a socket's has 108 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="tiercel-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_RPC_BASE_PATH", folder)
+        yield
 
 
 @pytest.fixture(autouse=True)
