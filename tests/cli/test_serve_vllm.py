@@ -24,6 +24,7 @@ from tests.store.support import eventually
 from tiercel import cli
 from tiercel.cli import serve as serve_command
 from tiercel.cli import serve_vllm
+from tiercel.service.connecting import reach
 
 # Takes the flags of vLLM's server; answers /health after a while; says how it ended; leaves a child if told.
 STAND_IN = """
@@ -133,6 +134,9 @@ def test_it_starts_both_says_when_it_is_ready_and_ends_vllm_first(
         engine = int(serving.until("engine ").split()[1])
         said = serving.until("serving ")
         assert said.startswith("serving mine (vLLM 0.32.0, daemon ")
+        command = shlex.split(serving.lines[-2])
+        assert command[:4] == ["dashboard:", "tiercel", "dashboard", "--socket"]
+        reach(Path(command[4])).close()
         (daemon,) = daemons(runtime)
         assert os.getsid(engine) == engine, "Ctrl-C in a terminal does not reach it"
         serving.process.send_signal(number)

@@ -145,6 +145,7 @@ def run(what: Plan, config: Config, url: str, api_key: str | None, ready_deadlin
         try:
             code = _until_ready(engine, url, ready_deadline_s, signals)
             if code is None:
+                click.echo(f"  dashboard: tiercel dashboard --socket {shlex.quote(str(what.socket))}")
                 click.echo(f"serving {what.name} (vLLM {version()}, daemon {what.socket}) at {url}/v1")
                 notify("READY=1")
                 code, daemon = _watch(engine, daemon, what, environ, signals)
