@@ -1,0 +1,13 @@
+"""SGLang is put in place before any of the tests here is imported."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+
+from tests.engines.sglang.inside.boot import boot
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    boot()
+    import_module("tests.engines.sglang.inside.support")
