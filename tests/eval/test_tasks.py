@@ -70,6 +70,14 @@ def test_the_first_token_behind_the_context_is_not_predicted() -> None:
     assert encoded.spans == ((1, 3),)
 
 
+def test_an_answer_of_which_nothing_is_predicted_has_no_place_and_alone_is_refused() -> None:
+    encoded = encode(Sample("abc", (Turn("", "x"), Turn("", "y"))), Letters(), None)
+    assert encoded.spans == ((1, 2),)
+    with pytest.raises(RequestError, match="one token behind its context"):
+        encode(Sample("abc", (Turn("", "x"),)), Letters(), None)
+    assert encode(Sample("abc", (Turn("q", "x"),)), Letters(), None).spans == ((1, 2),)
+
+
 def test_a_sample_that_is_too_long_is_refused() -> None:
     with pytest.raises(RequestError, match="a sample has 7 tokens; accepted by this model: 6"):
         encode(Sample("abc", (Turn("q", "xy"),)), Letters(), 6)

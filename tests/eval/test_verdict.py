@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tiercel.errors import ConfigError
 from tiercel.eval.figures import interval, row_of
@@ -105,6 +107,7 @@ def test_gates() -> None:
         "window @0.25 on kv-list: accuracy falls by 0.400 to 0.100, which is not below 0.4"
     ]
     assert len(gates(ROWS, None, 0.0)) == 2  # any drop at all: int8's too
+    assert len(gates(ROWS, None, float("nan"))) == 2, "a limit that is none lets nothing through"
     nan = row("x", DROPS, "t", float("nan"), 0.5)
     assert gates([nan], 1.0, None), "a figure that is none passes no gate"
 
@@ -164,6 +167,13 @@ def test_labels_of_points_at_one_place_do_not_cover_each_other() -> None:
     heights = [float(y) for y in re.findall(r'<text class="label" x="[\d.]+" y="([\d.]+)"', svg)]
     assert len(heights) == 4
     assert min(b - a for a, b in zip(sorted(heights), sorted(heights)[1:], strict=False)) >= 15
+
+
+@given(y=st.floats(0, 1), count=st.integers(2, 40))
+def test_however_many_labels_there_are_and_wherever_all_find_a_place(y: float, count: int) -> None:
+    """Distances that rounding makes a little shorter than a label's height once moved one for ever."""
+    points = tuple(Point(f"p{number}", 25, y + number / 1000, 0, "") for number in range(count))
+    assert scatter_svg(Scatter("t", "x", "y", points, ("g",))).count('class="label"') == count
 
 
 def test_labels_name_the_budget_where_there_is_one() -> None:

@@ -64,7 +64,10 @@ class Encoded:
 
 
 def encode(sample: Sample, tokenizer: Any, context_max: int | None) -> Encoded:
-    """Tokenize a sample, each part by itself. Raises RequestError when the model's context is too small."""
+    """Tokenize a sample, each part by itself. Answers of which nothing is predicted have no place.
+
+    Raises RequestError when the model's context is too small, or no answer is left.
+    """
     context = tuple(tokenizer(sample.context)["input_ids"])
     new: list[int] = []
     spans = []
@@ -72,11 +75,17 @@ def encode(sample: Sample, tokenizer: Any, context_max: int | None) -> Encoded:
         new += tokenizer(turn.question, add_special_tokens=False)["input_ids"] if turn.question else []
         answer = tokenizer(turn.answer, add_special_tokens=False)["input_ids"]
         # Nothing predicts the first token behind the context.
-        spans.append((max(len(new), 1), len(new) + len(answer)))
+        begin, end = max(len(new), 1), len(new) + len(answer)
+        if begin < end:
+            spans.append((begin, end))
         new += answer
     if context_max is not None and len(context) + len(new) > context_max:
         raise RequestError(
             f"a sample has {len(context) + len(new)} tokens; accepted by this model: {context_max}"
+        )
+    if not spans:
+        raise RequestError(
+            "a sample's answer is one token behind its context, which nothing predicts; accepted: a question"
         )
     return Encoded(context, tuple(new), tuple(spans))
 

@@ -85,7 +85,7 @@ def endpoint_gates(rows: Sequence[EndpointRow], min_accuracy_drop: float | None)
         f"{row.task}: accuracy falls by {row.accuracy_drop:.3f} to {row.accuracy:.3f}, "
         f"which is not below {min_accuracy_drop:g}"
         for row in rows
-        if min_accuracy_drop is not None and row.accuracy_drop >= max(min_accuracy_drop, 1e-9)
+        if min_accuracy_drop is not None and not row.accuracy_drop < max(min_accuracy_drop, 1e-9)
     ]
 
 
@@ -99,7 +99,7 @@ def gates(rows: Sequence[Row], max_kl: float | None, min_accuracy_drop: float | 
         if max_kl is not None and not row.kl <= max_kl:
             failed.append(f"{name}: KL {row.kl:.4f} is above {max_kl:g}")
         drop = row.accuracy_drop
-        if min_accuracy_drop is not None and drop is not None and drop >= min_accuracy_drop and drop > 0:
+        if min_accuracy_drop is not None and drop is not None and drop > 0 and not drop < min_accuracy_drop:
             failed.append(
                 f"{name}: accuracy falls by {drop:.3f} to {row.accuracy:.3f}, "
                 f"which is not below {min_accuracy_drop:g}"

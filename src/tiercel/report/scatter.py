@@ -14,6 +14,8 @@ from tiercel.report.charts import PALETTE, log_ticks
 WIDTH, HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 132, 14, 48
 _LABEL_HEIGHT = 15.0
+# A label moved by a whole height is clear of the other, whatever that comes to in a float.
+_CLASH = _LABEL_HEIGHT - 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def _labels(points: Sequence[Point], places: Sequence[tuple[float, float]]) -> l
         left, right = x + 9, x + 9 + 7.2 * len(points[i].label)
         wanted = y + 4
         clashes = [at for begin, end, at in taken if begin < right and left < end]
-        while any(abs(wanted - at) < _LABEL_HEIGHT for at in clashes):
-            wanted = max(at for at in clashes if abs(wanted - at) < _LABEL_HEIGHT) + _LABEL_HEIGHT
+        while any(abs(wanted - at) < _CLASH for at in clashes):
+            wanted = max(at for at in clashes if abs(wanted - at) < _CLASH) + _LABEL_HEIGHT
         taken.append((left, right, wanted))
         if abs(wanted - y - 4) > _LABEL_HEIGHT / 2:
             parts.append(
