@@ -140,6 +140,13 @@ def test_pieces_of_another_size_are_another_identity(tiny_model: Callable[..., P
     names = [offloaded(plain, None, budget).identity.layout for budget in ("least", "least", "everything")]
     assert names[0] == names[1]
     assert len({plain.identity.layout, *names}) == 3
+    # Blocks of one token are cut where what stays on the device ends.
+    budgets = (10_000, 11_000)
+    single = {
+        build(tiny_model(), None, block_tokens=1, kv_device_bytes=one).identity.layout for one in budgets
+    }
+    blocks = {build(tiny_model(), None, kv_device_bytes=one).identity.layout for one in budgets}
+    assert (len(single), len(blocks)) == (2, 1)
 
 
 def test_too_small_a_budget_is_refused_in_one_line(tiny_model: Callable[..., Path]) -> None:

@@ -37,6 +37,7 @@ class Offload:
         self.windows = _windows(model.module)
         division = divide(layout, self.windows, budget_bytes)
         self.piece_tokens, self.stream_from_tokens = division.piece_tokens, stream_from_tokens
+        self._block_tokens = layout.block_tokens
         self.memory = DeviceMemory(model.device, budget_bytes)
         lot = Lot(self.memory)
         self.stream = Stream(layout, lot, Copier(model.device), division.piece_tokens)
@@ -50,7 +51,9 @@ class Offload:
     @property
     def attention(self) -> str:
         """Names what computes KV: how tokens are cut changes its last bits."""
-        return f"{NAME}/{self.piece_tokens}"
+        cut = f"{NAME}/{self.piece_tokens}"
+        # Blocks smaller than what is streamed are read as answers are: cut at what stays on the device.
+        return cut if self._block_tokens >= self.stream_from_tokens else f"{cut}/{self.residents.tokens}"
 
     def make_cache(self, layout: BlockLayout, device: torch.device) -> OffloadedCache:
         """A cache of one sequence."""
