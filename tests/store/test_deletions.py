@@ -127,3 +127,19 @@ def test_a_block_cleared_while_it_was_written_is_deleted_also_if_that_fails_at_f
         assert_nothing_leaked(store)
         tier.faults.clear()
         assert put(store, chain(3)) == 3
+
+
+def test_many_drops_from_a_tier_that_refuses_share_a_thread(tmp_path: Path) -> None:
+    tier = FaultyTier(disk(tmp_path / "c"))
+    with make_store((tier, LaneOptions()), slots=64) as store:
+        for seed in range(20):
+            put(store, chain(2, seed))
+        assert store.flush(20)
+        tier.faults["delete"] = refuse
+        for seed in range(20):
+            assert store.drop(chain(2, seed), deadline_s=0.0) == 2
+        assert eventually(lambda: tier.fired > 0)
+        assert sum(one.name == "tiercel-disk-forget" for one in threading.enumerate()) == 1
+        del tier.faults["delete"]
+        assert eventually(lambda: file_bytes(tmp_path / "c") == 0)
+        assert store.stats().tiers[0].blocks == 0

@@ -294,7 +294,7 @@ def purging(store: TieredStore) -> bool:
 
 
 def deletions(store: TieredStore) -> set[Event]:
-    return {one for traffic in store.below.traffic for one in traffic._deletions}
+    return {one for traffic in store.below.traffic for one in traffic.deletions.under_way()}
 
 
 def content(key: BlockKey, age: int) -> bytes:
@@ -361,7 +361,7 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         planted.setattr(WriteLease, "clear_locked", lambda self, tag: None)
         assert "cleared" in first_failure(range(400)), "a lease goes on storing after a clear"
     with monkeypatch.context() as planted:
-        planted.setattr(Traffic, "_retry", lambda self, attempt: attempt())
+        planted.setattr("tiercel.store.deletions.until_it_works", lambda attempt, closing: attempt())
         assert "not deleted" in first_failure(range(60)), "a deletion that failed is never tried again"
     with monkeypatch.context() as planted:
         planted.setattr(ReadLease, "release", lambda self: None)

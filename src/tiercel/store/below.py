@@ -151,7 +151,7 @@ class Below:
 
     def forget(self, keys: Sequence[BlockKey]) -> list[threading.Event]:
         """Delete records everywhere, in the background. Each is set when its tier is done."""
-        return [traffic.forget(keys) for traffic in self.traffic]
+        return [traffic.deletions.forget(keys) for traffic in self.traffic]
 
     def bar_locked(self, tag: bytes | None) -> list[dict[BlockKey, int]]:
         """A scope is cleared: find nothing of it until it is purged. Its records by tier, with bytes."""
@@ -159,4 +159,6 @@ class Below:
 
     def purge(self, tag: bytes | None, doomed: Sequence[dict[BlockKey, int]]) -> list[threading.Event]:
         """Delete a barred scope's records, in the background. Each is set when its tier is done."""
-        return [traffic.purge(tag, found) for traffic, found in zip(self.traffic, doomed, strict=True)]
+        return [
+            traffic.deletions.purge(tag, found) for traffic, found in zip(self.traffic, doomed, strict=True)
+        ]

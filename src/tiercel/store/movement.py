@@ -13,11 +13,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 from operator import not_
 
 from tiercel.blocks import BlockKey, Header, record_bytes
+from tiercel.store.deletions import Deletions, until_it_works
 from tiercel.store.figures import StoreCounters
 from tiercel.store.lane import Lane
 from tiercel.store.options import WriteMode
@@ -31,7 +32,6 @@ _PROBE_BLOCKS_MAX = 256
 _PROBE_QUEUE = 64
 # Blocks waiting to be written hold their slots: they may hold at most this share of them.
 _WAITING_SHARE = 0.5
-_RETRY_S = (0.5, 60.0)
 # A batch of stores gives way to waiting loads for so long: at least 80 MB/s are written under any load.
 _LOADS_FIRST_S = 0.1
 
@@ -55,8 +55,7 @@ class Traffic:
         self._probers = Workers(f"{lane.name}-probe", 1, _PROBE_QUEUE)
         self._waiting_max = max(1, min(options.write_queue, int(ram.arena.slots * _WAITING_SHARE)))
         self._closing = threading.Event()
-        # What is being deleted, by who waits for it.
-        self._deletions: dict[threading.Event, threading.Thread] = {}
+        self.deletions = Deletions(lane, lock, self._closing)
         self._up: deque[Entry] = deque()
         # Each block with its chain up to it, as far as known.
         self._down: deque[tuple[Entry, Sequence[BlockKey]]] = deque()
@@ -326,65 +325,20 @@ class Traffic:
             undead = [one.key for one, _ in live if one.state is State.GONE and index.bytes_of(one.key)]
             self._lock.notify_all()
         if undead:
-            self.forget(undead)
-
-    def purge(self, tag: bytes | None, doomed: dict[BlockKey, int]) -> threading.Event:
-        """Delete a scope's records on a thread of its own, trying again until it works. Set when it did."""
-
-        def attempt() -> bool:
-            if not self.lane.purge(tag, doomed):
-                return False
-            self.lane.end_purge(tag)
-            return True
-
-        return self._delete(attempt, "purge")
-
-    def forget(self, keys: Sequence[BlockKey]) -> threading.Event:
-        """Delete some records, known or not, on a thread of its own until it works. Set when it did."""
-
-        def attempt() -> bool:
-            with self._lock:
-                records = dict.fromkeys(keys, 0) | self.lane.index.expel(keys)
-            return self.lane.delete(records)
-
-        return self._delete(attempt, "forget")
-
-    def _delete(self, attempt: Callable[[], bool], what: str) -> threading.Event:
-        done = threading.Event()
-
-        def run() -> None:
-            # Once more at the end: the next store does not know what this one was to delete.
-            if self._retry(attempt) or attempt():
-                with self._lock:
-                    del self._deletions[done]
-                done.set()
-
-        thread = threading.Thread(target=run, name=f"tiercel-{self.lane.name}-{what}", daemon=True)
-        with self._lock:
-            self._deletions[done] = thread
-            thread.start()
-        return done
+            self.deletions.forget(undead)
 
     def scan(self) -> None:
         """Index what the tier holds, on a thread of its own, again until it works; then keep in step."""
         threading.Thread(target=self._scan, name=f"tiercel-{self.lane.name}-scan", daemon=True).start()
 
     def _scan(self) -> None:
-        if self._retry(self._scan_once):
+        if until_it_works(self._scan_once, self._closing):
             while (pause_s := self.lane.keep_in_step()) is not None and not self._closing.wait(pause_s):
                 pass
 
     def _scan_once(self) -> bool:
         self.lane.scan()
         return self.lane.scanned
-
-    def _retry(self, attempt: Callable[[], bool]) -> bool:
-        pause_s, pause_max_s = _RETRY_S
-        while not attempt():
-            if self._closing.wait(pause_s):
-                return False
-            pause_s = min(pause_s * 2, pause_max_s)
-        return True
 
     def stop(self) -> None:
         """Have the threads end soon: what is being deleted is tried once more. Never waits."""
@@ -401,9 +355,4 @@ class Traffic:
         """
         for workers in (self._writers, self._readers, self._probers):
             workers.join(until_s)
-        with self._lock:
-            deleting = list(self._deletions.values())
-        for thread in deleting:
-            thread.join(max(0.0, until_s - time.monotonic()))
-        with self._lock:
-            return not self._deletions
+        return self.deletions.join(until_s)
