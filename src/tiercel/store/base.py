@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,6 +13,7 @@ from tiercel.store.journal import Events
 from tiercel.store.leases import LeasedBlock, NewBlock
 from tiercel.store.overview import Overview
 from tiercel.store.policy import Decision, Prompt, Sight
+from tiercel.store.steering import Steerable
 
 
 class _Lease(Protocol):
@@ -56,14 +56,11 @@ class SessionTable(Protocol):
     def chains(self, tenant: bytes, session: str) -> tuple[Chain, ...]: ...
 
 
-class Store(Protocol):
+class Store(Steerable, Protocol):
     """See `TieredStore` for what each call promises. None raises for a fault of a tier or of a daemon."""
 
     @property
     def lossy(self) -> LossyTiers: ...
-
-    @property
-    def sessions(self) -> SessionTable: ...
 
     def lookup(
         self, chain: Chain, deadline_s: float = 0.05, start: int = 0, prompt: Prompt | None = None
@@ -82,16 +79,6 @@ class Store(Protocol):
         deadline_s: float = 1.0,
         sight: Sight = Sight.NEW,
     ) -> Writing: ...
-
-    def pin(self, chain: Chain, ttl_s: float) -> int: ...
-
-    def unpin(self, chain: Chain) -> None: ...
-
-    def prefetch(self, chain: Chain, deadline_s: float = 10.0) -> Future[int]: ...
-
-    def demote(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
-
-    def drop(self, chain: Chain, deadline_s: float = 10.0) -> int: ...
 
     def clear(self, tag: bytes | None = None, deadline_s: float = 30.0) -> int: ...
 
