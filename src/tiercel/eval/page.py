@@ -71,6 +71,8 @@ def charts_of(rows: Sequence[Row]) -> list[tuple[Scatter, str]]:
     kept, kls = [], []
     for label, mine in by.items():
         x = 100 * fmean(memory_share(row) for row in mine)
+        if x <= 0:  # nothing was decided: all layers have a window of the model's own
+            continue
         group = GROUPS.index(mine[0].kind)
         dense = [row for row in mine if row.dense]
         if (lost := loss(dense)) is not None:
