@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,14 @@ def test_serve_refuses_a_policy_in_one_line_before_it_loads(capsys: pytest.Captu
     agreed = ["--accept-lossy", "--engine", "transformers", "--print-command"]
     assert run(["serve", "no-such-model", "--attention-policy", "landmark", *agreed]) == 2
     assert "--print-command: is for vLLM" in capsys.readouterr().err, "the control gets further"
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_serve_with_vllm_has_no_policy_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    agreed = ["--accept-lossy", "--engine", "vllm", "--print-command"]
+    assert run(["serve", "org/model", "--attention-policy", "landmark", *agreed]) == 2
+    assert "attention.policy = landmark: vLLM has none; accepted: full" in capsys.readouterr().err
+    assert run(["serve", "org/model", *agreed]) == 0, "the control"
 
 
 def test_a_policys_report_counts_with_its_budget(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tiercel.attention.running import Setting, TeacherForced
 from tiercel.codecs.consent import LossyAttention, lossy_attention
 from tiercel.codecs.names import LOSSY
 from tiercel.config import Config
-from tiercel.engines.transformers import Request, TransformersEngine
+from tiercel.engines.transformers import Request, Result, TransformersEngine
 from tiercel.engines.transformers.model import load_model
 from tiercel.engines.transformers.opening import open_engine
 from tiercel.errors import ConfigError, EngineError, ModelError, RequestError
@@ -125,6 +125,21 @@ def test_nothing_of_one_answer_is_in_the_next(tiny_model: Model, prompt: Prompt)
         assert answer(engine, second, max_new_tokens=8).tokens == alone
         assert engine.selecting is not None
         assert engine.selecting.memory.held_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["h2o", "landmark"])
+def test_answers_in_turn_are_those_of_one_after_the_other(
+    tiny_model: Model, prompt: Prompt, name: str
+) -> None:
+    engine = selective(tiny_model(), None, name)
+    prompts = [prompt(PROMPT), prompt(4 * BLOCK, seed=1), prompt(7 * BLOCK + 9, seed=2)]
+    right = [answer(engine, one, max_new_tokens=8).tokens for one in prompts]
+    running = [engine.generate(Request(one, max_new_tokens=8)) for one in prompts]
+    for events in zip(*running, strict=True):
+        last = events
+    assert [one.tokens for one in last if isinstance(one, Result)] == right
+    assert engine.selecting is not None
+    assert engine.selecting.memory.held_bytes == 0
 
 
 def test_the_device_is_counted_and_a_limit_holds(tiny_model: Model, prompt: Prompt) -> None:
