@@ -151,7 +151,7 @@ def test_every_chunk_is_found_again_wherever_it_stands_and_answers_do_not_depend
     assert warm.reused_tokens == FIRST + SECOND - 2 * 2
     assert warm.decision is not None
     assert warm.decision.computed_tokens == len(request.tokens) - warm.reused_tokens
-    assert "of 2 chunks 2 loaded" in warm.decision.reason
+    assert "chunks: 2 loaded, 0 computed alone" in warm.decision.reason
     elsewhere = asked(prompt, before=23)
     assert answer(engine_of(), elsewhere).sources == {"ram": blocks}
     first, second = request.chunks

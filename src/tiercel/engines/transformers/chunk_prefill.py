@@ -70,11 +70,10 @@ class Blend:
         reused = Counter(before.reused_tokens) + self.reused_tokens
         found = Counter(before.found) + self.sources
         loaded = Counter(before.loaded) + self.sources
-        chunks = self.loaded + self.alone + self.in_place
         return replace(
             before,
-            reason=f"{before.reason}; of {chunks} chunks {self.loaded} loaded, {self.alone} computed alone, "
-            f"{self.in_place} in place: what follows the exact prefix is approximate",
+            reason=f"{before.reason}; chunks: {self.loaded} loaded, {self.alone} computed alone, "
+            f"{self.in_place} in place; what follows the exact prefix is approximate",
             found=found,
             loaded=loaded,
             reused_tokens=reused,
