@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tiercel.blocks import BlockKey, Chain, Identity, Scope, record_bytes
 from tiercel.config import Config
@@ -155,6 +160,21 @@ def assert_nothing_leaked(store: TieredStore) -> None:
             )
 
     assert eventually(settled), store.stats()
+
+
+@contextmanager
+def mounted(where: Path, size: str) -> Iterator[Path]:
+    """A real file system of that size; skips the test where none can be had."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    where.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", where], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"this host lets nobody mount a tmpfs: {done.stderr.decode().strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "--lazy", where], check=True)
 
 
 class FaultyTier:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from tests.store.support import (
     file_bytes,
     get,
     make_store,
+    mounted,
     put,
     raising,
     scope,
@@ -407,16 +407,8 @@ def test_a_full_tier_warns_once_and_writes_again_when_there_is_room(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    where = tmp_path / "small"
-    where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", where], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"this host lets nobody mount a tmpfs: {mounted.stderr.decode().strip()}")
-    yield where
-    subprocess.run(["umount", "--lazy", where], check=True)
+    with mounted(tmp_path / "small", "1m") as where:
+        yield where
 
 
 def test_a_really_full_disk_stops_stores_there_and_nothing_else(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.support import RECORD, chain, disk, eventually, file_bytes, get, make_store, put
+from tests.store.support import RECORD, chain, disk, eventually, file_bytes, get, make_store, mounted, put
 
 from tiercel.store import LaneOptions, TieredStore
 from tiercel.store.inspect import CachePlace
@@ -112,16 +112,8 @@ def file_bytes_now(root: Path) -> int:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 64 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    where = tmp_path / "small"
-    where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", where], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"this host lets nobody mount a tmpfs: {mounted.stderr.decode().strip()}")
-    yield where
-    subprocess.run(["umount", "--lazy", where], check=True)
+    with mounted(tmp_path / "small", "64m") as where:
+        yield where
 
 
 @pytest.mark.parametrize("left_bytes", [0, 300 << 10], ids=["to the last byte", "below what is spared"])
