@@ -14,6 +14,8 @@ from tiercel.report.charts import PALETTE, log_ticks
 WIDTH, HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 132, 14, 48
 _LABEL_HEIGHT = 15.0
+# Half a mark, and a little room.
+_MARK = 8.0
 # A label moved by a whole height is clear of the other, whatever that comes to in a float.
 _CLASH = _LABEL_HEIGHT - 0.01
 
@@ -150,9 +152,9 @@ def _shape(group: int, x: float, y: float) -> str:
 
 
 def _labels(points: Sequence[Point], places: Sequence[tuple[float, float]]) -> list[str]:
-    """Labels beside their points, moved apart where they would cover each other, with a thin line then."""
+    """Labels beside their points, moved where they would cover one another or a mark, with a line then."""
     order = sorted(range(len(points)), key=lambda i: places[i][1])
-    taken: list[tuple[float, float, float]] = []  # left, right, y
+    taken = [(x - _MARK, x + _MARK, y + 4) for x, y in places]  # left, right, y
     parts = []
     for i in order:
         x, y = places[i]
