@@ -217,6 +217,24 @@ def test_vllms_size_is_gib(tmp_path: Path) -> None:
     assert "TiercelConnector" in command
 
 
+def test_secrets_of_a_command_line_stay_there(tmp_path: Path) -> None:
+    words = [
+        "vllm",
+        "serve",
+        "m",
+        "--api-key",
+        "hush",
+        "--otlp-traces-endpoint=http://u:hush@h",
+        "--api-key=hush",
+    ]
+    draft, _ = of_words(*words, "--max-num-batched-tokens", "8192", folder=tmp_path)
+    (command,) = draft.commands
+    assert "hush" not in command
+    assert "--api-key '***' '--otlp-traces-endpoint=http://u:***@h' '--api-key=***'" in command
+    assert "--max-num-batched-tokens 8192" in command
+    of_words("vllm", "serve", "m", "--chat-template", "a\nb\0", folder=tmp_path)
+
+
 def tiering(**extra: object) -> str:
     return json.dumps({
         "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
@@ -381,6 +399,32 @@ def test_what_is_written_loads_or_is_refused(
     assert "secretword" not in text
     told = {note.given.name for note in draft.notes}
     assert {*options, *(f"extra_config.{name}" for name in extra)} <= told
+
+
+KEYS = (
+    "type root_dir store_config prefix io_threads base_path max_capacity_gb num_workers host port password "
+    "key_prefix ttl_seconds startup_nodes s3_endpoint s3_region serde master_server_address fancy"
+).split()
+KINDS = st.sampled_from(["fs", "obj", "p2p", "fs_native", "valkey", "s3", "mooncake_store"])
+PLACE = st.dictionaries(st.sampled_from(KEYS), VALUES).flatmap(
+    lambda one: KINDS.map(lambda kind: {**one, "type": kind})
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(PLACE, max_size=10), st.booleans())
+def test_so_do_command_lines(places: list[dict[str, Any]], server: bool) -> None:
+    draft, refused = Draft(), ""
+    words = ["--kv-transfer-config", tiering(secondary_tiers=places)]
+    if server:
+        words = ["lmcache", "server", *(word for one in places for word in ("--l2-adapter", json.dumps(one)))]
+    try:
+        translate_words(draft, words, "t.toml")
+        tomllib.loads(draft.toml("a command line"))
+    except TiercelError as error:
+        refused = str(error)
+    assert "\n" not in refused
+    assert "what would be written" not in refused
 
 
 # ---- the tables are those of the packages

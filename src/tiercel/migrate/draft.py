@@ -15,7 +15,7 @@ from tiercel.config import Config, format_bytes
 from tiercel.config.schema import TIERS_MAX
 from tiercel.config.values import masked
 from tiercel.errors import ConfigError
-from tiercel.migrate.given import Given, printable
+from tiercel.migrate.given import Given, only_signs, printable
 
 GIB = 2**30
 _LEAST_BYTES = 2**20
@@ -74,8 +74,10 @@ class Draft:
         """Add a directory; without a size it gets `disk_size`, for its owner to look at."""
         if "\0" in path or not path.isprintable():
             raise given.fail("a path")
-        # Here a ~ would be somebody's home.
-        path = f"./{path}" if path.startswith("~") else path
+        # A URL may hold a password; a ~ would be somebody's home here.
+        if "://" in path:
+            raise given.fail("a directory")
+        path = os.path.join(os.getcwd(), path) if path.startswith("~") else path
         for number, tier in enumerate(self._tiers):
             other = str(tier.get("path", ""))
             if other and _overlap(path, other):
@@ -131,7 +133,7 @@ class Draft:
                 yield from (f"  {one}" for one in of_fate)
         if self.commands:
             yield "start with:"
-            yield from (f"  {one}" for one in self.commands)
+            yield from (f"  {only_signs(one)}" for one in self.commands)
 
     def toml(self, source: str) -> str:
         """The file as text, the report as comments above. Raises ConfigError if it would not load."""

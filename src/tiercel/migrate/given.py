@@ -14,6 +14,7 @@ from tiercel.errors import ConfigError
 _SECRET = re.compile(r"pass|secret|token|key|cred|connection_string|sas|auth", re.IGNORECASE)
 _HARMLESS = re.compile(r"-?[0-9.]+|true|false|none|", re.IGNORECASE)
 _SHOWN_MAX = 80
+HIDDEN = "***"
 # What stands for "not used" there.
 _OFF = (None, False, 0, "", "0", "0.0", "false", "none", "null")  # False is 0 and 0.0, too
 
@@ -35,7 +36,7 @@ class Given:
             return "[...]"
         text = str(self.value).lower() if isinstance(self.value, bool) else str(self.value)
         if _SECRET.search(self.name) and not _HARMLESS.fullmatch(text):
-            return "***"
+            return HIDDEN
         text = printable(masked(text))
         return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."
 
@@ -102,4 +103,9 @@ class Given:
 
 def printable(text: str) -> str:
     """On one line, and nothing that a terminal or a TOML comment would take for more than a sign."""
-    return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    return only_signs(" ".join(text.split()))
+
+
+def only_signs(text: str) -> str:
+    """The same text, with ? for what is no printable sign."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -165,7 +165,7 @@ def valkey(draft: Draft, given: Given, place: str, tls: bool, named: Mapping[str
             parameters.append(f"prefix={prefix.value}")
         else:
             draft.note(prefix, Fate.DECIDE, "not written: accepted are 64 letters, digits and . _ : / -")
-    user = f"{quote(named['user'].text(), safe='')}@" if "user" in named else ""
+    user = f"{quote(_user(named['user']), safe='')}@" if "user" in named else ""
     if place.startswith("/"):
         url = f"valkey://{user}{quote(place, safe='/')}"
         database = named.get("db")
@@ -179,6 +179,12 @@ def valkey(draft: Draft, given: Given, place: str, tls: bool, named: Mapping[str
         url = f"{'valkeys' if tls else 'valkey'}://{user}{place}{path}"
     why = "one node; it tells the others of its cluster" if given.shown.startswith("redis-cluster") else ""
     draft.add_place(given, "valkey", _url(url, parameters), why, **more)
+
+
+def _user(given: Given) -> str:
+    if not re.fullmatch(r"[^:/@?#\s]{1,256}", given.text()):
+        raise given.fail("a user's name")
+    return given.text()
 
 
 def objects(

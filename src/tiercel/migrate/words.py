@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiercel.config.connector import kv_transfer_config
+from tiercel.config.values import masked
 from tiercel.errors import ConfigError
 from tiercel.migrate import lmcache_server, vllm
 from tiercel.migrate.draft import Draft
-from tiercel.migrate.given import Given
+from tiercel.migrate.given import HIDDEN, Given
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _RANKS = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
@@ -66,11 +67,20 @@ def translate_words(draft: Draft, words: Sequence[str], config: str, ranks: int 
         return []
     native = [one.given for one in read if one.given is not None and _replaced(one)]
     inner = vllm.translate(draft, native, ranks or ranks_in(words))
-    kept = [word for one in read if not _replaced(one) for word in one.words]
+    kept = [word for one in read if not _replaced(one) for word in _harmless(one)]
     command = kept if program else ["vllm", "serve", "MODEL", *kept]
     ours = json.dumps(kv_transfer_config({"config": config}))
     draft.commands.append(shlex.join([*command, "--kv-transfer-config", ours]))
     return inner
+
+
+def _harmless(word: Word) -> Iterator[str]:
+    """The words as they were typed, but for what may be a secret: the command is written into a file."""
+    given = word.given
+    for text in word.words:
+        if given is not None and given.shown == HIDDEN and text.endswith(str(given.value)):
+            text = text.removesuffix(str(given.value)) + HIDDEN
+        yield masked(text)
 
 
 def _replaced(word: Word) -> bool:
