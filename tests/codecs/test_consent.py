@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tiercel.blocks import Identity
 from tiercel.cli import run
 from tiercel.codecs import LOSSY, LossyTiers
-from tiercel.codecs.consent import LossyAttention, lossy_attention, lossy_tiers
+from tiercel.codecs.consent import LossyAttention, LossyChunks, lossy_attention, lossy_chunks, lossy_tiers
 from tiercel.config import Config, TierConfig
 from tiercel.engines.vllm.options import read_options
-from tiercel.errors import ConfigError
+from tiercel.errors import ConfigError, EngineError
 from tiercel.service import Daemon
 from tiercel.store import open_store
 
@@ -96,6 +97,29 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str, words: str) -> 
     assert "No such file" in refusal(config(tmp_path, ["int8"], str(tmp_path / "missing.json")))
 
 
+@pytest.mark.parametrize("budget", ["10" * 200, "1e400", "-1", '"x"', "null", "[]", "NaN"])
+def test_a_budget_that_is_none_is_not_the_one_that_is_asked_for(tmp_path: Path, budget: str) -> None:
+    (tmp_path / "r.json").write_text(f'{{"model": "m", "rows": [{{"policy": "h2o", "budget": {budget}}}]}}')
+    given = {"attention.policy": "h2o", "attention.budget": "0.25", "store.accept_lossy": tmp_path / "r.json"}
+    made = Config.load(None, {}, {name: str(value) for name, value in given.items()})
+    with pytest.raises(ConfigError, match="says nothing of policy 'h2o'"):
+        lossy_attention(made)
+
+
+def test_a_report_is_about_its_weights_wherever_they_lie() -> None:
+    digest, other = "ab" * 32, "cd" * 32
+    judged = LossyTiers(("int8",), (f"folder@{digest}",))
+    for name, revision, allowed in (
+        ("hub/name", digest, True),
+        ("folder", digest, True),
+        ("folder", other, False),
+    ):
+        assert judged.allows(Identity(name, revision, "auto", b"g", "vllm-1", 16)) is allowed
+    versions = LossyTiers(("int8",), ("folder@1",))
+    assert versions.allows(Identity("folder", "1", "auto", b"g", "vllm-1", 16))
+    assert not versions.allows(Identity("other", "1", "auto", b"g", "vllm-1", 16)), "a version is no digest"
+
+
 def test_a_report_without_rows_judges_nothing(tmp_path: Path) -> None:
     assert "says nothing" in refusal(config(tmp_path, ["int8"], report(tmp_path, rows={"policy": "int8"})))
 
@@ -143,6 +167,24 @@ def test_a_policys_report_counts_with_its_budget(tmp_path: Path) -> None:
     for other in ({"attention.budget": "0.3"}, {"attention.policy": "quest"}, {"attention.policy": "h2o"}):
         with pytest.raises(ConfigError, match="says nothing of policy"):
             lossy_attention(Config.load(None, {}, told | other))
+
+
+def test_chunks_need_consent_to_just_what_is_set(tmp_path: Path) -> None:
+    assert lossy_chunks(Config.load(None, {}, {})) is None
+    asked = {"attention.chunks": "16"}
+    with pytest.raises(ConfigError, match=r"attention.chunks = 16 changes answers; accepted: --accept"):
+        lossy_chunks(Config.load(None, {}, asked))
+    assert lossy_chunks(Config.load(None, {}, asked | {"store.accept_lossy": "yes"})) == LossyChunks("16")
+    told = {"store.accept_lossy": report(tmp_path, rows=[{"policy": "chunks-16"}], revision="abc")}
+    agreed = lossy_chunks(Config.load(None, {}, asked | told))
+    assert agreed is not None
+    assert agreed == LossyChunks("16", ("SmolLM2@abc",))
+    with pytest.raises(ConfigError, match="says nothing of 'chunks-8'"):
+        lossy_chunks(Config.load(None, {}, {"attention.chunks": "8"} | told))
+    identity = Identity("Other", "def", "bfloat16", b"g", "layout", 16)
+    with pytest.raises(EngineError, match=r"'chunks-16' changes answers .* not for model 'Other'"):
+        agreed.check(identity)
+    agreed.check(replace(identity, model="SmolLM2", revision="abc"))
 
 
 def test_a_daemon_with_consent_listens(tmp_path: Path) -> None:
