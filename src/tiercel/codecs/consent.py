@@ -157,5 +157,6 @@ def _judged(rows: list[object]) -> list[tuple[str, float]]:
     for row in rows:
         if isinstance(row, dict) and isinstance(name := row.get("policy"), str):
             budget = row.get("budget", 1.0)
-            found.append((name, float(budget) if isinstance(budget, int | float) else 0.0))
+            known = isinstance(budget, int | float) and 0 <= budget <= 1
+            found.append((name, float(budget) if known else 0.0))
     return found
