@@ -120,29 +120,6 @@ def test_a_report_is_about_its_weights_wherever_they_lie() -> None:
     assert not versions.allows(Identity("other", "1", "auto", b"g", "vllm-1", 16)), "a version is no digest"
 
 
-@pytest.mark.parametrize("budget", ["10" * 200, "1e400", "-1", '"x"', "null", "[]", "NaN"])
-def test_a_budget_that_is_none_is_not_the_one_that_is_asked_for(tmp_path: Path, budget: str) -> None:
-    (tmp_path / "r.json").write_text(f'{{"model": "m", "rows": [{{"policy": "h2o", "budget": {budget}}}]}}')
-    given = {"attention.policy": "h2o", "attention.budget": "0.25", "store.accept_lossy": tmp_path / "r.json"}
-    made = Config.load(None, {}, {name: str(value) for name, value in given.items()})
-    with pytest.raises(ConfigError, match="says nothing of policy 'h2o'"):
-        lossy_attention(made)
-
-
-def test_a_report_is_about_its_weights_wherever_they_lie() -> None:
-    digest, other = "ab" * 32, "cd" * 32
-    judged = LossyTiers(("int8",), (f"folder@{digest}",))
-    for name, revision, allowed in (
-        ("hub/name", digest, True),
-        ("folder", digest, True),
-        ("folder", other, False),
-    ):
-        assert judged.allows(Identity(name, revision, "auto", b"g", "vllm-1", 16)) is allowed
-    versions = LossyTiers(("int8",), ("folder@1",))
-    assert versions.allows(Identity("folder", "1", "auto", b"g", "vllm-1", 16))
-    assert not versions.allows(Identity("other", "1", "auto", b"g", "vllm-1", 16)), "a version is no digest"
-
-
 def test_a_report_without_rows_judges_nothing(tmp_path: Path) -> None:
     assert "says nothing" in refusal(config(tmp_path, ["int8"], report(tmp_path, rows={"policy": "int8"})))
 
