@@ -6,7 +6,8 @@ keys, values and what stands for them, not what an operator needs for itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 
 import torch
@@ -22,12 +23,15 @@ class DeviceMemory:
         self.device, self.limit_bytes = device, limit_bytes
         self.held_bytes = self.peak_bytes = 0
 
-    def visited(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """These on the device for one use, not kept: copies where they lie elsewhere. Raises RequestError."""
+    @contextmanager
+    def visiting(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """These on the device for a while: copies where they lie elsewhere. Raises RequestError."""
         size = sum(one.nbytes for one in tensors)
         self.add(size)
-        self.held_bytes -= size
-        return tuple(one.to(self.device) for one in tensors)
+        try:
+            yield tuple(one.to(self.device) for one in tensors)
+        finally:
+            self.held_bytes -= size
 
     def add(self, size: int) -> None:
         """Count `size` bytes more. Raises RequestError where that is more than the limit."""

@@ -148,9 +148,9 @@ class SelectiveLayer(BufferedLayer):  # type: ignore[no-untyped-call]  # transfo
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Append [1, kv_heads, new, dim] to host memory; returns everything so far, on the device for now."""
-        keys, values = self._owner.memory.visited(*super().update(key_states, value_states))
-        setattr(keys, MARK, self._owner)
-        return keys, values
+        with self._owner.memory.visiting(*super().update(key_states, value_states)) as (keys, values):
+            setattr(keys, MARK, self._owner)
+            return keys, values
 
     def context(self) -> tuple[Tensor, Tensor]:
         """Keys and values so far, in host memory."""
@@ -204,11 +204,11 @@ class SelectiveCache(KVCache):
         for number, layer in enumerate(self._buffered):
             assert isinstance(layer, SelectiveLayer)
             host = layer.context()
-            keys, values = self.memory.visited(*host)
-            if (window := self._watching.windows.get(number)) is not None:
-                served.keep_window(number, keys, values, window)
-            else:
-                served.take(number, self._watching.prepare(number, keys, values), host)
+            with self.memory.visiting(*host) as (keys, values):
+                if (window := self._watching.windows.get(number)) is not None:
+                    served.keep_window(number, keys, values, window)
+                else:
+                    served.take(number, self._watching.prepare(number, keys, values), host)
         self._watching = None
         if not served.reads_host:
             self._release()
