@@ -303,6 +303,23 @@ def test_flags_that_cannot_be_read_are_one_line(words: list[str], capsys: pytest
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [[], ["--foo"], ["vllm", "serve", "m"], ["lmcache"], ["lmcache", "server"]])
+def test_a_command_line_without_offloading_is_refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LMCACHE_CONFIG_FILE", raising=False)
+    assert cli.run(["migrate", "--", *words]) == 2
+    assert "nothing to migrate" in capsys.readouterr().err
+
+
+def test_of_two_sizes_one_is_for_its_owner_to_decide(tmp_path: Path) -> None:
+    draft = Draft()
+    translate_words(draft, ["--kv-offloading-size", "20"], "t.toml")
+    translate(draft, [Given("max_local_cpu_size", 7, "file x")])
+    assert loaded(draft, tmp_path).ram.size_bytes == 20 * GIB
+    assert fate(draft, "max_local_cpu_size") == {Fate.DECIDE}
+
+
 # ---- LMCache's server
 
 

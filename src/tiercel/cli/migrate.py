@@ -62,9 +62,9 @@ def command(
     found = [str(source)] if source is not None else []
     found += ["LMCACHE_... variables"] if variables else []
     found += [f"the command line of {'vllm' if words[0].startswith('-') else words[0]}"] if words else []
-    if not found:
-        raise nothing_to_migrate()
     given += migrate.translate_words(draft, words, str(output or _FILE), ranks)
+    if not given and source is None and not draft.notes:
+        raise nothing_to_migrate()
     if given or source is not None:
         migrate.translate(draft, given, ranks or ranks_in(words))
     text = draft.toml(" and ".join(found))

@@ -58,9 +58,15 @@ class Draft:
         self.notes.append(Note(given, fate, text))
 
     def set(self, given: Given, key: str, value: object, why: str = "") -> None:
-        """Set `section.name`, and say so."""
+        """Set `section.name`, and say so; of two options that mean the same setting the first counts."""
         section, _, name = key.partition(".")
-        self._sections.setdefault(section, {})[name] = value
+        body = self._sections.setdefault(section, {})
+        if name in body:
+            self.note(
+                given, Fate.DECIDE, f'{key} is "{body[name]}" already, by another option; this: {value}'
+            )
+            return
+        body[name] = value
         self.note(given, Fate.TAKEN, f'{key} = "{value}"{f"; {why}" if why else ""}')
 
     def set_size(self, given: Given, key: str, size_bytes: float, why: str = "") -> None:
