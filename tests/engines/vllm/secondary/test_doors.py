@@ -249,6 +249,8 @@ def test_every_figure_is_one_that_vllm_was_told_of(tmp_path: Path) -> None:
     config = {"type": "TiercelTier", "module_path": "tiercel.engines.vllm.secondary"}
     announced = TieringOffloadingSpec.build_metric_definitions({"secondary_tiers": [config]})
     assert {TIER + name for name in COUNTERS} <= set(announced)
+    page = (Path(__file__).parents[4] / "docs/vllm-secondary.md").read_text()
+    assert all(f"`{name}`" in page for name in COUNTERS)
     with served() as daemon, Tiered(tmp_path, tier=socket_of(daemon)).start() as engine:
         engine.run("cold", prompt(161), 1)
         engine.lose_rows()
