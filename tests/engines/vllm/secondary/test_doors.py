@@ -117,6 +117,7 @@ def test_engines_that_are_alike_have_one_identity_and_others_another(tmp_path: P
         for other in (
             Tiered(tmp_path, tier=tier, seed=1),  # --hf-overrides and the like
             Tiered(tmp_path, tier=tier, window=40),
+            Tiered(tmp_path, tier=tier, ranks=2, shards=2),
             Tiered(tmp_path, tier=tier, more={"blocks_per_chunk": 2}),
             Tiered(tmp_path, tier=tier, options={"dtype": "float32"}),
             Tiered(tmp_path, tier=tier, options={"attention_config": {"flash_attn_version": 2}}),

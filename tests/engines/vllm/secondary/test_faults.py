@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import shutil
 import threading
 import time
@@ -246,6 +247,44 @@ def test_the_daemon_is_killed_during_loads_and_stores(tmp_path: Path) -> None:
             engine.settled()
         finally:
             daemon.__exit__()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int, window: int | None) -> None:
+    """Many requests at once with prefixes in common, a CPU tier too small, aborts, evictions, bad reads."""
+    chance = random.Random(seed)
+    with (
+        on_disk(tmp_path / "disk", cap_bytes=1 << 20) as (daemon, tier),
+        Tiered(tmp_path, rows=48, window=window, blocks=97, tier=socket_of(daemon)).start() as engine,
+    ):
+        live: list[str] = []
+        for number in range(60):
+            name, length = f"r{number}", chance.randrange(20, 400)
+            engine.add(name, prompt(length, chance.randrange(6), shared=chance.choice((0, 64, 160))), 3)
+            live.append(name)
+            for _ in range(chance.randrange(6)):
+                engine.step()
+            what = chance.randrange(12)
+            if what == 0:
+                gone = chance.choice(live)
+                if gone not in engine.finished:
+                    engine.abort(gone)
+            elif what == 1:
+                drop_ram(daemon.inner)
+            elif what == 2:
+                tier.faults["read"] = lambda keys, records: rot(tier, keys, records)
+            elif what in (3, 4):
+                tier.faults.clear()
+            elif what == 5:
+                engine.forget()
+        engine.drain()
+        for name in live:
+            assert name in engine.finished
+            engine.check(name)
+        assert engine.count("loaded_chunks") > 0
+        tier.faults.clear()
+        engine.settled()
 
 
 def test_there_is_no_daemon_at_all_for_a_while(tmp_path: Path) -> None:
