@@ -122,6 +122,7 @@ def test_mistakes_are_named_before_any_work(flags: list[str], said: str) -> None
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)  # minutes of one core: longer than most where others use it too
 def test_the_measured_values_come_back(model_dir: Path, tmp_path: Path) -> None:
     """Three texts of each task: what docs/eval.md says of them."""
     _, report, _ = judged(
