@@ -23,7 +23,7 @@ from tiercel.eval.tasks import kv_list
 from tiercel.service import RemoteStore
 from tiercel.service.connecting import reach
 
-pytestmark = [pytest.mark.model, pytest.mark.soak]
+pytestmark = [pytest.mark.model, pytest.mark.soak, pytest.mark.timeout(1800)]
 BLOCK = 32
 SLOT = "1500KiB"
 WAIT_S = 60.0
