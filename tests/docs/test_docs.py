@@ -54,8 +54,12 @@ COMMANDS_OF_PAGE = {
 # Read by tiercel, but no setting: the page of the configuration lists them.
 OTHER_VARIABLES = {"TIERCEL_CONFIG", "TIERCEL_CACHE_DIR", "TIERCEL_API_KEY"}
 SETTINGS = {f"{'tiers.0' if e.section == 'tiers' else e.section}.{e.name}" for e in entries()}
-# ruff's, vLLM's
-OTHER_PROGRAMS_OPTIONS = {"--check", "--kv-transfer-config", "--kv-events-config", "--gpu-memory-utilization"}
+# ruff's, vLLM's, SGLang's
+OTHER_PROGRAMS_OPTIONS = {
+    "--check", "--kv-transfer-config", "--kv-events-config", "--gpu-memory-utilization",
+    "--hicache-storage-backend-extra-config", "--hicache-ratio", "--hicache-size", "--hicache-mem-layout",
+    "--hicache-storage-prefetch-policy", "--enable-metrics", "--dcp-size",
+}  # fmt: skip
 # Pages about other programs, whose options they name; `test_migration.py` looks them up there.
 ABOUT_OTHERS = {"migration"}
 

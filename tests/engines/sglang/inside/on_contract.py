@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.engines.sglang.inside.support import MHA, MLA, Rig, hashes
 from tests.service.running import Running
+from tests.store.support import eventually
 
 from tiercel.errors import ConfigError, DaemonError, EngineError, TiercelError
 
@@ -24,7 +25,7 @@ LAYOUTS = ["layer_first", "page_first", "page_first_direct"]
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with Running(tmp_path_factory.mktemp("d") / "s", "ram.size=64MiB", "ram.slot=1MiB") as running:
+    with Running(tmp_path_factory.mktemp("d") / "s", "ram.size=64MiB", "ram.slot=64KiB") as running:
         yield running
 
 
@@ -316,21 +317,20 @@ def test_prefetch_and_backup_threads_at_once(daemon: Running) -> None:
                     faults.append(f"set {number}")
 
         def prefetch(pages: tuple[int, int]) -> None:
-            seen = 0
-            while seen < len(done):
-                if rig.backend.batch_exists(done[seen]) < 2:
-                    continue
-                if rig.backend.batch_get_v1(done[seen], rig.indices(*pages)) != [True] * 2:
-                    faults.append(f"get {seen}")
-                seen += 1
+            for number, keys in enumerate(done):
+                if not eventually(lambda keys=keys: rig.backend.batch_exists(keys) == 2, 20):
+                    faults.append(f"exists {number}")
+                elif rig.backend.batch_get_v1(keys, rig.indices(*pages)) != [True] * 2:
+                    faults.append(f"get {number}")
 
         threads = [threading.Thread(target=backup, args=(first,)) for first in range(2)]
         threads += [threading.Thread(target=prefetch, args=(pages,)) for pages in ((4, 5), (6, 7))]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert faults == []
+        assert not any(thread.is_alive() for thread in threads)
         assert [rig.content()[at] for at in (4, 5, 6, 7)] == [source[0], source[1]] * 2
 
 
