@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import offload
 from benchmarks.run import FOLDER, ROOT, machine
 from benchmarks.timing import interleaved, ratio, shown
 from tiercel.memory import Arena, ArenaKind
@@ -60,6 +61,7 @@ def main() -> None:
     results["engine"] = with_vllm(model, tokens) if HAVE_VLLM else with_transformers(model, tokens)
     if HAVE_VLLM:
         results["tiering"] = with_tiering(model, tokens)
+    results["offload"] = offload.measured(model, tokens, answer_tokens=32, rounds=2)
     text = json.dumps(results, indent=2)
     print(text)
     target = options.json or (FOLDER / "gpu.json" if HAVE_GPU else None)
