@@ -53,6 +53,7 @@ LEGAL: dict[str, str] = {
     "model.kv_device_budget": "256MiB",
     "attention.policy": "landmark",
     "attention.budget": "0.1",
+    "attention.chunks": "16",
 }
 TIER_0 = {"tiers.0.path": "/cache", "tiers.0.size": "1GB"}
 

@@ -38,7 +38,7 @@ def on_the_page() -> Iterator[tuple[Row, str, str]]:
 
 def exported_rows() -> Iterator[Row]:
     store: Any = OneTier()
-    metrics = Metrics(store, 3)
+    metrics = Metrics(store, 3, lossy=("int8",))
     metrics.requests.labels("/v1/models", "200")
     metrics.seconds.labels("/v1/models")
     metrics.ttft.labels("ram")
