@@ -47,9 +47,17 @@ class Controlled:
         }  # fmt: skip
         allocator = PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device, False)
         self.controller = HiCacheController(
-            allocator, self.host, PAGE, None, threading.Event(), io_backend="kernel",
-            storage_backend="dynamic", prefetch_threshold=PAGE, model_name="org/model", storage_backend_extra_config=options,
-        )  # fmt: skip
+            allocator,
+            self.host,
+            PAGE,
+            None,
+            threading.Event(),
+            io_backend="kernel",
+            storage_backend="dynamic",
+            prefetch_threshold=PAGE,
+            model_name="org/model",
+            storage_backend_extra_config=options,
+        )
 
     def backed_up(self, prompt: Prompt) -> int:
         """Tokens backed up from the first host pages."""
