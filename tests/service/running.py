@@ -66,6 +66,9 @@ class Running:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            # It stops when it is scheduled next; until all its threads have, it may still answer.
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def kill(self) -> None:
         self.process.kill()
