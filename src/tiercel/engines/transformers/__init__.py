@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tiercel.engines.transformers.engine import Prefill, TransformersEngine
+from tiercel.engines.transformers.engine import TransformersEngine
 from tiercel.engines.transformers.opening import open_engine
+from tiercel.engines.transformers.prefilled import Prefill
 from tiercel.engines.transformers.request import Delta, Event, Request, Result, Timing
 
 __all__ = ["Delta", "Event", "Prefill", "Request", "Result", "Timing", "TransformersEngine", "open_engine"]
