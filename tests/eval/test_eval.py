@@ -103,6 +103,7 @@ def test_speed_is_of_a_real_generation_with_what_the_policy_keeps(model_dir: Pat
     ("flags", "said"),
     [
         (["--policies", "qest"], "policy 'qest' is unknown"),
+        (["--policies", ","], "--policies: names none"),
         (["--tasks", "nedle"], "--tasks: 'nedle' is unknown"),
         (["--tasks", ""], "--tasks: names none"),
         (["--budget", "0"], "--budget: '0' is not accepted"),

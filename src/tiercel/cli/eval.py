@@ -134,6 +134,8 @@ def _judged(
     from tiercel.report.machine import machine_facts
 
     chosen = policies_named(POLICIES if policies == "all" else _names(policies))
+    if not chosen:
+        raise ConfigError(f"--policies: names none; accepted: all, {', '.join(POLICIES)}")
     facts = machine_facts(("torch", "transformers"))
     filler = Texts(find_texts(texts)).piece
     folder = model or demo_model_dir(notice=lambda line: click.echo(f"tiercel: {line}", err=True))
