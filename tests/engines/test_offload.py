@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 from tests.engines.test_engine import BLOCK, Prompt, answer, build
 
 from tiercel.attention.device import Lot
+from tiercel.config import Config
 from tiercel.engines.device import Copier
-from tiercel.engines.transformers import TransformersEngine
-from tiercel.engines.transformers.offload import Offload
+from tiercel.engines.transformers import Delta, Request, TransformersEngine, open_engine
+from tiercel.engines.transformers.offload import Offload, cache
+from tiercel.engines.transformers.offload.resident import Residents
 from tiercel.errors import ModelError
 
 # GPT-BigCode's module still compiles a helper by a call that torch has deprecated.
@@ -128,8 +131,6 @@ def test_stored_bytes_do_not_depend_on_what_stays_on_the_device(
 
 def give_residents(engine: TransformersEngine, tokens: int) -> None:
     """Other pieces would be another identity, so only what stays is changed."""
-    from tiercel.engines.transformers.offload.resident import Residents
-
     offload = shared(engine)
     offload.memory.limit_bytes = EVERYTHING
     offload.residents = Residents(engine.layout, offload.windows, Lot(offload.memory), tokens)
@@ -251,8 +252,6 @@ def test_what_comes_next_is_copied_while_this_is_computed(
     engine = offloaded(build(tiny_model(), None), None, "least")
     offload = shared(engine)
     offload.stream.copier = slow = Slow()
-    from tiercel.engines.transformers.offload import cache
-
     attend = cache.attend
 
     def waiting(asking: Any, keys: Any, values: Any, start: int) -> Any:
@@ -275,10 +274,6 @@ def test_what_comes_next_is_copied_while_this_is_computed(
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_interleaved_answers_do_not_mix(tiny_model: Callable[..., Path], prompt: Prompt, budget: str) -> None:
-    import itertools
-
-    from tiercel.engines.transformers import Delta, Request
-
     plain = build(tiny_model(), None)
     engine = offloaded(plain, None, budget)
     prompts = [prompt(40, seed=1), prompt(50, seed=2)]
@@ -313,6 +308,13 @@ def test_a_step_that_failed_leaves_nothing_behind(
     with pytest.raises(RuntimeError, match="in the middle"):
         engine.prefill_logits(tokens)
     torch.testing.assert_close(engine.prefill_logits(tokens).logits, expected, atol=1e-4, rtol=0)
+
+
+def test_the_setting_reaches_the_engine(tiny_model: Callable[..., Path]) -> None:
+    settings = {"model.kv_device_budget": "64KiB", "model.block_tokens": "16", "ram.size": "8MiB"}
+    engine, store = open_engine(tiny_model(), Config.load(environ={}, overrides=settings))
+    with store:
+        assert shared(engine).memory.limit_bytes == 2**16
 
 
 @pytest.mark.model
