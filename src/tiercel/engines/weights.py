@@ -86,9 +86,26 @@ def model_revision(model: str, revision: str | None, load_format: object) -> str
     with _in_turn(memo):
         if path.is_file():  # a GGUF file
             return weights_revision(path.parent, memo, (path.suffix,))
-        return weights_revision(
-            path if path.is_dir() else _hub_folder(model, revision), memo, ENGINE_SUFFIXES
-        )
+        return weights_revision(path if path.is_dir() else hub_folder(model, revision), memo, ENGINE_SUFFIXES)
+
+
+def adapter_digest(folder: Path) -> bytes | None:
+    """32 bytes over the names and contents of an adapter's files; None when there is nothing to read."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        if not files:
+            return None
+        whole = blake2b(digest_size=32, person=b"tiercel-adapter")
+        for path in files:
+            one = blake2b(digest_size=32)
+            with path.open("rb", buffering=0) as file:
+                while data := file.read(1 << 20):
+                    one.update(data)
+            name = path.name.encode("utf-8", "surrogateescape")
+            whole.update(len(name).to_bytes(4, "little") + name + one.digest())
+    except OSError:
+        return None
+    return whole.digest()
 
 
 def readable(path: Path) -> str:
@@ -131,7 +148,8 @@ def _locked(fd: int) -> bool:
     return True
 
 
-def _hub_folder(model: str, revision: str | None) -> Path:
+def hub_folder(model: str, revision: str | None) -> Path:
+    """Where the Hugging Face cache of this host has a model or an adapter. Raises EngineError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -139,7 +157,7 @@ def _hub_folder(model: str, revision: str | None) -> Path:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         raise EngineError(
-            f"the weight files of model {model!r} are not found on this host; "
+            f"the weight files of {model!r} are not found on this host; "
             "accepted are a model folder and a model in the Hugging Face cache"
         ) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiercel.engines import weights
+from tiercel.engines.sglang import server
 from tiercel.engines.sglang.naming import Rank, base_identity, identity_of, named
 from tiercel.engines.sglang.pages import copy_in, copy_out, pages_of
 from tiercel.engines.sglang.pools import Pool
@@ -254,6 +256,30 @@ def test_without_arguments_the_weights_must_be_named() -> None:
             server.weights(None)
     with pytest.raises((EngineError, ModelError), match="not found"):
         replace(SERVER, model=("no/such-model", None)).weights(None)
+
+
+def test_an_adapter_trained_further_in_place_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D05: SGLang's ids of adapters given at the start are made of their names and paths alone."""
+    arguments = {"enable_lora": True, "lora_paths": [SimpleNamespace(lora_path=str(tmp_path))]}
+    monkeypatch.setattr(server, "_arguments", lambda: (tuple(arguments), arguments.get))
+
+    def computes() -> bytes:
+        return this_server("0.5.1").computes
+
+    with pytest.raises(EngineError, match="cannot be read"):
+        computes()
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"before")
+    before = computes()
+    assert computes() == before, "control: unchanged, it is the same"
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"behind")
+    assert computes() != before
+    arguments["lora_paths"] = [SimpleNamespace(lora_path="no/such-adapter")]
+    with pytest.raises(EngineError, match="not found on this host"):
+        computes()
+    arguments["enable_lora"] = False
+    assert computes() != before
 
 
 def test_weights_are_read_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

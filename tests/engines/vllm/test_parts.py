@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 from tiercel.blocks import Identity, Scope
 from tiercel.engines.vllm import TiercelConnector
-from tiercel.engines.vllm.adapters import Adapters, adapter_digest
+from tiercel.engines.vllm.adapters import Adapters
 from tiercel.engines.vllm.jobs import NOBODY, Done, Owner, Shard, writable_from
 from tiercel.engines.vllm.layout import register
 from tiercel.engines.vllm.mover import CpuMover, address_of, mover_for
@@ -38,6 +38,7 @@ from tiercel.engines.vllm.options import read_options
 from tiercel.engines.vllm.scales import scales_digest
 from tiercel.engines.vllm.stats import COUNTERS, Tally, TiercelStats
 from tiercel.engines.vllm.support import check_cache, check_engine, check_version
+from tiercel.engines.weights import adapter_digest
 from tiercel.errors import ConfigError, DaemonError, EngineError, ModelError
 
 IDENTITY = Identity("m", "1", "bf16", b"g", "vllm-1", 16)

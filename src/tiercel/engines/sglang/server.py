@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tiercel.blocks.framing import frame
-from tiercel.engines.weights import model_revision
+from tiercel.engines.weights import adapter_digest, hub_folder, model_revision
 from tiercel.errors import EngineError
 
 # Arguments whose names say that they may change numbers in the KV, or their last bits, for the same weights
@@ -25,6 +25,8 @@ _COMPUTES = re.compile(
 )
 # One that names a file with scales of quantised KV.
 _SCALES_FILE = "quantization_param_path"
+# Adapters named at the start: their ids, in the names of pages, are made of names and paths alone.
+_ADAPTERS, _WITH_ADAPTERS = "lora_paths", "enable_lora"
 _DRAFT = "speculative_draft_model_path"
 
 
@@ -61,10 +63,13 @@ class Server:
 
 
 def this_server(version: str) -> Server:
-    """The arguments this process goes by; without any (a test, a tool) most is left open."""
+    """The arguments this process goes by; without any (a test, a tool) most is left open.
+
+    Reads scales and adapters. Raises EngineError for one that cannot be read.
+    """
     names, value = _arguments()
     told = [f"{name}={value(name)}" for name in sorted(names) if _COMPUTES.search(name)]
-    computes = frame(*told, _scales(value(_SCALES_FILE)))
+    computes = frame(*told, _scales(value(_SCALES_FILE)), *_adapters(value))
     torch_release = ".".join(torch.__version__.split(".")[:2])
     return Server(
         model=_weights(value, "model_path", "revision"),
@@ -103,3 +108,14 @@ def _scales(path: object) -> bytes:
         return blake2b(Path(str(path)).read_bytes(), digest_size=32).digest()
     except OSError as fault:
         raise EngineError(f"{_SCALES_FILE} '{path}' cannot be read: {fault.strerror}") from None
+
+
+def _adapters(value: Callable[[str], Any]) -> list[bytes]:
+    digests = []
+    for one in (value(_ADAPTERS) or ()) if value(_WITH_ADAPTERS) else ():
+        path = Path(str(one.lora_path))
+        digest = adapter_digest(path if path.is_dir() else hub_folder(str(path), None))
+        if digest is None:
+            raise EngineError(f"adapter '{path}' cannot be read; accepted is a folder of its files")
+        digests.append(digest)
+    return digests

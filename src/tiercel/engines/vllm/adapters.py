@@ -7,30 +7,12 @@ bypass the store.
 from __future__ import annotations
 
 import logging
-from hashlib import blake2b
 from pathlib import Path
+
+from tiercel.engines.weights import adapter_digest
 
 log = logging.getLogger("tiercel")
 _KEPT = 4096
-
-
-def adapter_digest(folder: Path) -> bytes | None:
-    """32 bytes over the names and contents of an adapter's files; None when there is nothing to read."""
-    try:
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-        if not files:
-            return None
-        whole = blake2b(digest_size=32, person=b"tiercel-adapter")
-        for path in files:
-            one = blake2b(digest_size=32)
-            with path.open("rb", buffering=0) as file:
-                while data := file.read(1 << 20):
-                    one.update(data)
-            name = path.name.encode("utf-8", "surrogateescape")
-            whole.update(len(name).to_bytes(4, "little") + name + one.digest())
-    except OSError:
-        return None
-    return whole.digest()
 
 
 def _seen(folder: Path) -> tuple[tuple[str, int, int, int], ...] | None:
