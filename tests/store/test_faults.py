@@ -367,6 +367,33 @@ def test_the_breaker_opens_probes_and_recovers(tier: FaultyTier) -> None:
         assert store.stats().tiers[0].breaker == "closed"
 
 
+def test_what_is_stored_while_a_tier_is_probed_waits_for_it(tier: FaultyTier) -> None:
+    gate, probing = threading.Event(), threading.Event()
+
+    def write(keys: Sequence[BlockKey], records: Sequence[memoryview]) -> list[Outcome]:
+        probing.set()
+        gate.wait(20)
+        return tier.inner.write(keys, records)
+
+    with make_store((tier, LaneOptions())) as store:
+        breaker = store.below.traffic[0].lane.gate.breaker
+        with store.lock:
+            while breaker.allows(time.monotonic()):
+                breaker.failed(time.monotonic())
+        assert eventually(lambda: breaker.allows(time.monotonic()))
+        tier.faults["write"] = write
+        put(store, chain(1))
+        assert probing.wait(20)
+        assert breaker.probe_out
+        put(store, chain(3, seed=1))
+        drop_ram(store)
+        gate.set()
+        assert store.flush(20)
+        assert store.stats().tiers[0].counters.writes_dropped == 0
+        drop_ram(store)
+        assert get(store, chain(3, seed=1)) == ["disk"] * 3
+
+
 def test_the_breaker_alone_counts_doubles_and_forgets() -> None:
     breaker = Breaker(failures_max=2, pause_s=1, pause_max_s=3)
     assert not breaker.failed(0)

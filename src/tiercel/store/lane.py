@@ -78,8 +78,8 @@ class Lane:
         return self.index.has(key, time.monotonic())
 
     def takes(self, now_s: float) -> bool:
-        """Whether a write may be tried now."""
-        return self._writes(now_s) and self.gate.available(now_s)
+        """Whether a write may wait for its turn; it does also while the tier is being probed."""
+        return self._writes(now_s) and not self.gate.hopeless(now_s)
 
     def _writes(self, now_s: float) -> bool:
         return self.options.write is not WriteMode.OFF and now_s >= self._paused_until_s
@@ -395,7 +395,9 @@ class Lane:
         """Now and then ask the place for its free room, and pause writing before it is used up."""
         now_s = time.monotonic()
         with self._lock:
-            if now_s - self._room_checked_s < _SPARE_CHECK_S or not self.takes(now_s):
+            if now_s - self._room_checked_s < _SPARE_CHECK_S:
+                return
+            if not (self._writes(now_s) and self.gate.available(now_s)):
                 return
             self._room_checked_s = now_s
         with self.gate.timed():
