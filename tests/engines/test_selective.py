@@ -72,6 +72,12 @@ def test_attention_of_another_kind_is_refused_in_one_line(tiny_model: Model, fam
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_policy_lacks_in_a_model_is_said_at_the_start(tiny_model: Model) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be re-rotated; accepted: streaming"):
+        selective(tiny_model("gpt2"), None, "streaming-rerotated")
+    assert selective(tiny_model("llama"), None, "streaming-rerotated").selecting is not None
+
+
 @pytest.mark.parametrize("name", ["h2o", "landmark"])
 def test_a_prompts_blocks_are_exact_and_shared_and_an_answers_are_not_stored(
     tiny_model: Model, fake_store: Any, prompt: Prompt, name: str

@@ -61,7 +61,8 @@ class Selecting:
 
     The model gets an attention function that does both, for good. At most `limit_bytes` of KV are on the
     device at a time (None: no limit). `steps` counts tokens of answers so far, `moved_bytes` what was fetched
-    for them. Raises ModelError for a model with attention of another kind.
+    for them. Raises ModelError for a model with attention of another kind, ConfigError for one in which the
+    policy lacks something.
     """
 
     def __init__(
@@ -117,26 +118,35 @@ class Selecting:
 
     @torch.inference_mode()
     def _use_our_attention(self, layout: BlockLayout) -> None:
-        """Put our attention in, and see that keeping everything gives what the model says, token by token."""
+        """Put our attention in; see that keeping everything gives what the model says, and try the policy.
+
+        Raises ModelError where the one fails, ConfigError where the other lacks something in this model.
+        """
         model = self._model
         tokens = [(at + 5) % model.vocab_tokens for at in range(_PROBE_TOKENS)]
         ids = torch.tensor([tokens], device=model.device)
         expected = model.module(input_ids=ids, use_cache=False).logits[0, -1].float()
         model.module.set_attn_implementation(SELECTIVE)
-        cache = SelectiveCache(layout, model.device, self)
-        begun = _PROBE_TOKENS - _PROBE_STEPS
-        real = torch.ones(1, begun, dtype=torch.bool, device=model.device)
-        cache.begin(Watching(Full(), 1.0, real))
-        got = model.module(input_ids=ids[:, :begun], past_key_values=cache, use_cache=True).logits
-        cache.prompt_done()
-        for at in range(begun, _PROBE_TOKENS):
-            one = ids[:, at : at + 1]
-            got = model.module(input_ids=one, past_key_values=cache, use_cache=True).logits
-        error = float((got[0, -1].float() - expected).norm() / expected.norm().clamp(min=1e-9))
+        begun = tokens[: _PROBE_TOKENS - _PROBE_STEPS]
+        real = torch.ones(1, len(begun), dtype=torch.bool, device=model.device)
+        got = self._tried(layout, ids, Watching(Full(), 1.0, real))
+        error = float((got - expected).norm() / expected.norm().clamp(min=1e-9))
         if not error <= _PROBE_ERROR_MAX:
             raise ModelError(
                 f"{model.name}: its attention is of a kind that can have no policy (differs by {error:.1%})"
             )
+        self._tried(layout, ids, self.watching(begun))
+
+    def _tried(self, layout: BlockLayout, ids: Tensor, watching: Watching) -> Tensor:
+        """Logits [vocabulary] of the last of `ids` [1, tokens], the last few of them being an answer."""
+        cache, module = SelectiveCache(layout, self._model.device, self), self._model.module
+        cache.begin(watching)
+        begun = ids.shape[1] - _PROBE_STEPS
+        module(input_ids=ids[:, :begun], past_key_values=cache, use_cache=True)
+        cache.prompt_done()
+        for at in range(begun, ids.shape[1]):
+            got = module(input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True).logits
+        return got[0, -1].float()
 
 
 class SelectiveLayer(BufferedLayer):  # type: ignore[no-untyped-call]  # transformers has no types
