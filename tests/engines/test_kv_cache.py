@@ -132,6 +132,35 @@ def test_growth_is_amortised() -> None:
     assert len(capacities) < 20
 
 
+def test_running_out_of_memory_halfway_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request gets this cache: layers and blocks must be of the same buffers, and no longer."""
+    shapes = [LayerShape(1, 2, 2), LayerShape(2, 2, 2)]
+    layout = BlockLayout(shapes, torch.float32, BLOCK)
+    payload = torch.arange(layout.payload_bytes // 4, dtype=torch.float32)
+    cache = KVCache(layout, CPU)
+    cache.reserve(BLOCK)
+    empty, calls = cache._empty, list[int]()
+
+    def second_fails(*sizes: int) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        return empty(*sizes)
+
+    for slab in cache._slabs:
+        monkeypatch.setattr(slab, "_empty", second_fails)
+    with pytest.raises(MemoryError):
+        cache.reserve(3 * BLOCK)
+    cache.clear()
+    assert cache.capacity == BLOCK
+    cache.restore_block(0, memoryview(payload.numpy()).cast("B"))
+    kept = [one[:, :, :BLOCK].flatten() for number in range(2) for one in cache.buffers(number)]
+    assert torch.equal(torch.cat(kept).sort().values, payload)
+    cache.reserve(3 * BLOCK)
+    assert cache.capacity == 3 * BLOCK
+    assert all(buffer.shape[2] == cache.capacity for number in range(2) for buffer in cache.buffers(number))
+
+
 @pytest.mark.parametrize("wrong", [-1, 1])
 def test_payload_of_another_size_is_refused_before_the_cache_counts_it(wrong: int) -> None:
     cache = KVCache(BlockLayout((LayerShape(1, 2, 2),), torch.float32, BLOCK), CPU)

@@ -153,12 +153,15 @@ class KVCache(Cache):
             return
         wanted = tokens if exactly else max(tokens, int(self.capacity * self._GROWTH))
         step = self.layout.block_tokens
-        self.capacity = -(-wanted // step) * step
+        capacity = -(-wanted // step) * step
         keep = max(layer.length for layer in self._buffered)
-        for slab in self._slabs:
-            slab.grow(self.capacity, keep)
-        for layer in self._buffered:
-            layer.rebind()
+        try:
+            for slab in self._slabs:
+                slab.grow(capacity, keep)
+        finally:  # where memory ran out halfway, there is room for as much as before
+            for layer in self._buffered:
+                layer.rebind()
+        self.capacity = capacity
 
     def prompt_begins(self, tokens: Sequence[int]) -> None:
         """What follows is the prefill of `tokens`, restored or computed, and then its answer."""
