@@ -150,10 +150,20 @@ def test_serve_refuses_a_policy_in_one_line_before_it_loads(capsys: pytest.Captu
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-def test_serve_with_vllm_has_no_policy_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value", "refused"),
+    [
+        ("--attention-policy", "landmark", "attention.policy = landmark: vLLM has none; accepted: full"),
+        ("--reuse-chunks", "16", "attention.chunks = 16: vLLM has none; accepted: no"),
+        ("--kv-device-budget", "1KiB", "model.kv_device_budget = 1024: vLLM has none; accepted: not set"),
+    ],
+)
+def test_what_vllm_has_not_is_refused_with_it(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, refused: str
+) -> None:
     agreed = ["--accept-lossy", "--engine", "vllm", "--print-command"]
-    assert run(["serve", "org/model", "--attention-policy", "landmark", *agreed]) == 2
-    assert "attention.policy = landmark: vLLM has none; accepted: full" in capsys.readouterr().err
+    assert run(["serve", "org/model", flag, value, *agreed]) == 2
+    assert refused in capsys.readouterr().err
     assert run(["serve", "org/model", *agreed]) == 0, "the control"
 
 

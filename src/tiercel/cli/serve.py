@@ -239,8 +239,13 @@ def _serve_with_vllm(
 
     if find_spec("vllm") is None:
         raise ConfigError("serve: vllm not installed; accepted: pip install 'tiercel[vllm]'")
-    if config.attention.policy != "full":
-        raise ConfigError(f"attention.policy = {config.attention.policy}: vLLM has none; accepted: full")
+    for setting, value, none in (
+        ("attention.policy", config.attention.policy, "full"),
+        ("attention.chunks", config.attention.chunks, "no"),
+        ("model.kv_device_budget", config.model.kv_device_budget_bytes, None),
+    ):
+        if value != none:
+            raise ConfigError(f"{setting} = {value}: vLLM has none; accepted: {none or 'not set'}")
     deadline_s = parse_seconds(ready_deadline)
     serve_vllm.check(config, flags)
     if model is None:
