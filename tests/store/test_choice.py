@@ -87,6 +87,29 @@ def test_d36_a_tier_that_turns_slow_is_priced_out_after_three_requests_and_comes
     assert_nothing_leaked(store)
 
 
+def test_d36_a_slow_tier_that_holds_only_the_beginning_is_tried_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer blocks are there than would be tried, and the prompt goes on behind them."""
+    monkeypatch.setattr(choosing, "_TRY_AGAIN_S", 0.2)
+    tier = Slowable(disk(tmp_path / "d"))
+    store = on_disk(tier, blocks=2)
+    tier.delay_s = 0.1
+    while store.lookup(chain(8), prompt=PROMPT).worth:
+        get(store, chain(2))
+        drop_ram(store)
+    tier.delay_s = 0.0
+
+    def offered_again() -> bool:
+        time.sleep(0.05)
+        drop_ram(store)
+        return store.lookup(chain(8), prompt=PROMPT).worth == 2
+
+    assert eventually(offered_again)
+    assert store.stats().counters.probes >= 2
+    assert_nothing_leaked(store)
+
+
 def test_d36_what_reads_in_company_tell_is_believed_of_the_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,8 @@ class Chooser:
         if choice.blocks < len(sources):
             self._counters.priced_out += len(sources) - choice.blocks
             if (source := sources[choice.blocks]) != RAM:
-                refused = zip(keys[choice.blocks :], sources[choice.blocks :], strict=True)
+                # Of `keys` no more were found than `sources` tells of.
+                refused = zip(keys[choice.blocks :], sources[choice.blocks :], strict=False)
                 there = (key for key, place in refused if place == source)
                 self._try_again_locked(self._traffic[source], there, now_s)
         return choice
