@@ -76,7 +76,7 @@ def test_one_who_looks_sees_that_it_is_on(client: TestClient) -> None:
         ({"prompt": "a", "tiercel": {"chunks": ""}}, "tiercel.chunks"),
         ({"prompt": "a", "tiercel": {"chunks": 3}}, "tiercel.chunks"),
         ({"prompt": [3, 4], "tiercel": {"chunks": "#"}}, "prompt"),
-        ({"prompt": "#" * 5000, "tiercel": {"chunks": "#"}}, "messages"),
+        ({"prompt": "#" * 5000, "tiercel": {"chunks": "#"}}, "prompt"),
     ],
 )
 def test_what_is_no_chunk_is_refused_by_name(client: TestClient, body: dict[str, Any], param: str) -> None:

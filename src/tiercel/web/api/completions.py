@@ -57,7 +57,7 @@ class Service:
         try:
             tokens, chunks = await loop.run_in_executor(self._tokenizing, self._tokenize, asked)
         except RequestError as error:
-            raise bad(str(error), "messages") from None
+            raise bad(str(error), "messages" if asked.chat else "prompt") from None
         return self._checked(asked, tokens, chunks)
 
     def _tokenize(self, asked: Asked) -> tuple[list[int], tuple[Span, ...]]:
