@@ -15,7 +15,9 @@ from tests.engines.vllm.toy import Toy, prompt, toy_store
 from tests.store.support import FaultyTier, disk, drop_ram, eventually
 
 from tiercel.engines.vllm import asker, scheduler
+from tiercel.engines.vllm.jobs import LoadJob, Step
 from tiercel.engines.vllm.mover import CpuMover
+from tiercel.engines.vllm.worker import WorkerSide
 from tiercel.store import Hit, LaneOptions, PrefillCost, Prompt, TieredStore
 
 
@@ -133,6 +135,35 @@ def test_a_tier_that_turned_slow_is_waited_for_only_while_it_beats_computing(
         assert tier.fired > 0
         assert took_s < 10
         assert (engine.cached(request) == 160, engine.stats.get("loads_failed", 0)) == (whole, not whole)
+        engine.settled()
+
+
+def test_what_vllm_has_of_a_prompt_is_no_reason_to_wait_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D36: the load of a prompt's second half has to beat computing that half, not all of it."""
+    (tmp_path / "disk").mkdir()
+    store = toy_store((disk(tmp_path / "disk"), LaneOptions(cap_bytes=1 << 30)))
+    jobs: list[LoadJob] = []
+    load = WorkerSide.load
+
+    def noted(side: WorkerSide, step: Step) -> None:
+        jobs.extend(step.loads)
+        load(side, step)
+
+    monkeypatch.setattr(WorkerSide, "load", noted)
+    cost = PrefillCost(token_s=0.005)
+    with Toy(tmp_path, store).start() as engine:
+        engine.connector._scheduler.side._pace.prompt = lambda tokens, size: Prompt(tokens, size, cost)
+        tokens = prompt(161)
+        engine.run("cold", tokens, 4)
+        engine.forget()
+        for name, length in (("half", 81), ("warm", 161)):
+            assert store.flush(10)
+            drop_ram(store)
+            engine.run(name, tokens[:length], 4)
+        assert [(job.start, job.stop) for job in jobs] == [(0, 5), (5, 10)]
+        assert [job.compute_s for job in jobs] == pytest.approx([80 * 0.005] * 2)
         engine.settled()
 
 

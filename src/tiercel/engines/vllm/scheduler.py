@@ -20,6 +20,7 @@ from tiercel.engines.vllm.hints import read_hints
 from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, Owner, SaveJob, Step, Table, writable_from
 from tiercel.engines.vllm.pace import Pace
 from tiercel.engines.vllm.stats import Tally
+from tiercel.store import Hit
 from tiercel.store.figures import RAM
 from tiercel.store.policy import Decision, Hints
 
@@ -193,10 +194,12 @@ class SchedulerSide:
         assert tokens <= tracked.offered[1], (tokens, tracked.offered)
         assert (local + tokens) % size == 0, (tokens, tracked.offered)
         assert tracked.ask is not None
-        hit = tracked.ask.hit
+        hit, prompt = tracked.ask.hit or Hit(), tracked.ask.prompt
         patience = {}
-        if hit is not None and hit.choice is not None and set(hit.sources[local // size : stop]) - {RAM}:
-            patience = {"patience_s": hit.choice.patience_s, "compute_s": hit.choice.spared_s}
+        if hit.choice is not None and prompt is not None and set(hit.sources[local // size : stop]) - {RAM}:
+            # What vLLM has of the prompt would not be computed either.
+            compute_s = prompt.cost.saved(tokens, local)
+            patience = {"patience_s": hit.choice.patience_s, "compute_s": compute_s}
         self._loads.append(
             LoadJob(
                 request=request.request_id,

@@ -58,11 +58,6 @@ class Choice:
         """How long the load may take before what it has not brought had better be computed."""
         return _PATIENCE * self.load_s + _PATIENCE_SHARE * self.recompute_s
 
-    @property
-    def spared_s(self) -> float:
-        """Expected time to compute what is loaded."""
-        return self.recompute_s - (self.expected_s - self.load_s)
-
 
 def choose(
     prompt: Prompt, sources: Sequence[str], start: int, seconds: Callable[[str, int], float]
