@@ -262,7 +262,8 @@ def test_an_adapter_trained_further_in_place_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D05: SGLang's ids of adapters given at the start are made of their names and paths alone."""
-    arguments = {"enable_lora": True, "lora_paths": [SimpleNamespace(lora_path=str(tmp_path))]}
+    path = str(tmp_path)
+    arguments: dict[str, Any] = {"enable_lora": True, "lora_paths": [SimpleNamespace(lora_path=path)]}
     monkeypatch.setattr(server, "_arguments", lambda: (tuple(arguments), arguments.get))
 
     def computes() -> bytes:
@@ -272,14 +273,20 @@ def test_an_adapter_trained_further_in_place_is_another(
         computes()
     (tmp_path / "adapter_model.safetensors").write_bytes(b"before")
     before = computes()
-    assert computes() == before, "control: unchanged, it is the same"
+    for unread in ([path], [f"a={path}"], [{"lora_name": "a", "lora_path": path}], {"a": path}):
+        arguments["lora_paths"] = unread
+        assert computes() == before, "control: unchanged, it is the same, however it is given"
     (tmp_path / "adapter_model.safetensors").write_bytes(b"behind")
+    assert computes() != before
+    arguments["enable_lora"] = None
     assert computes() != before
     arguments["lora_paths"] = [SimpleNamespace(lora_path="no/such-adapter")]
     with pytest.raises(EngineError, match="not found on this host"):
         computes()
     arguments["enable_lora"] = False
-    assert computes() != before
+    none = computes()
+    arguments["lora_paths"] = None
+    assert computes() == none
 
 
 def test_weights_are_read_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

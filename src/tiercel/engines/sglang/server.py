@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -112,10 +112,19 @@ def _scales(path: object) -> bytes:
 
 def _adapters(value: Callable[[str], Any]) -> list[bytes]:
     digests = []
-    for one in (value(_ADAPTERS) or ()) if value(_WITH_ADAPTERS) else ():
-        path = Path(str(one.lora_path))
-        digest = adapter_digest(path if path.is_dir() else hub_folder(str(path), None))
+    for named in _adapter_paths(value(_ADAPTERS)) if value(_WITH_ADAPTERS) is not False else ():
+        path = Path(named)
+        digest = adapter_digest(path if path.is_dir() else hub_folder(named, None))
         if digest is None:
             raise EngineError(f"adapter '{path}' cannot be read; accepted is a folder of its files")
         digests.append(digest)
     return digests
+
+
+def _adapter_paths(given: Any) -> list[str]:
+    """Where they are, in each of the forms that SGLang takes or makes of them."""
+    paths = []
+    for one in given.values() if isinstance(given, Mapping) else given or ():
+        path = one["lora_path"] if isinstance(one, Mapping) else getattr(one, "lora_path", one)
+        paths.append(str(path).split("=", 1)[-1] if path is one else str(path))
+    return paths
