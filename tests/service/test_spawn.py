@@ -244,6 +244,14 @@ def test_without_a_runtime_directory_it_is_a_private_one_of_the_user(monkeypatch
     assert spawn.private_socket("x", {}) == spawn.private_socket("x", {}) != spawn.private_socket("y", {})
 
 
+@pytest.mark.parametrize("letters", [1, 200])
+def test_a_runtime_directory_too_deep_for_a_socket_is_left_alone(tmp_path: Path, letters: int) -> None:
+    runtime = tmp_path / ("d" * letters)
+    runtime.mkdir()
+    there = Path(runtime, "tiercel") in spawn.private_socket("x", {"XDG_RUNTIME_DIR": str(runtime)}).parents
+    assert there == (len(str(runtime)) < 70)
+
+
 def test_two_engines_with_a_hung_starter_do_not_wait_without_end(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.support import (
+    PAYLOAD,
     FaultyTier,
     assert_nothing_leaked,
     chain,
@@ -23,6 +24,8 @@ from tests.store.support import (
 )
 
 from tiercel.blocks import BlockKey
+from tiercel.config import Config
+from tiercel.service import Daemon, connect
 from tiercel.store import LaneOptions, PrefillCost, Prompt, TieredStore, choosing
 from tiercel.tiers import Outcome
 
@@ -55,6 +58,32 @@ def test_a_fast_tier_is_offered_whole_and_ram_always(tmp_path: Path) -> None:
     get(store, chain(8))
     assert store.lookup(chain(8), prompt=PROMPT).worth == 8
     assert store.lookup(chain(8)).worth == 8
+
+
+@pytest.mark.parametrize(("load", "worth"), [("always", 8), ("when-faster", 0)])
+@pytest.mark.parametrize("told", ["daemon", "engine"])
+def test_a_store_and_an_engine_may_be_told_to_load_always(
+    tmp_path: Path, load: str, worth: int, told: str
+) -> None:
+    """CONFIG: what one of them is told holds, whatever the other says."""
+    asks = {"daemon.socket": str(tmp_path / "s"), "ram.size": "1MiB"}
+    place = {"tiers.0.path": str(tmp_path / "d"), "tiers.0.size": "1GiB"}
+    said = {"store.load": load}
+    daemon = Daemon(Config.load(None, {}, asks | place | (said if told == "daemon" else {})), tmp_path / "s")
+    serving = threading.Thread(target=daemon.run)
+    serving.start()
+    client = connect(Config.load(None, {}, asks | (said if told == "engine" else {})), PAYLOAD)
+    try:
+        put(client, chain(8))
+        assert client.flush(10)
+        assert client.demote(chain(8)) == 8
+        free = Prompt(33, 4, PrefillCost(0.0, 1e-9, 0.0))
+        assert client.lookup(chain(8), prompt=free).worth == worth
+    finally:
+        client.close()
+        daemon.stop()
+        serving.join(10)
+        daemon.close()
 
 
 def test_d36_a_tier_that_turns_slow_is_priced_out_after_three_requests_and_comes_back(

@@ -14,9 +14,9 @@ from tiercel.config import TierConfig, human_bytes
 from tiercel.config.schema import GIB
 from tiercel.doctor.finding import Finding, fail, ok, skip, warn
 from tiercel.errors import TierError
+from tiercel.service.spawn import SOCKET_PATH_BYTES_MAX
 from tiercel.tiers import FilesTier
 
-_SOCKET_PATH_BYTES_MAX = 107
 _OTHERS_WRITE = stat.S_IWOTH
 # The store leaves the last percent of a disk, at most 1 GiB, to others.
 _SPARE_SHARE, _SPARE_BYTES_MAX = 0.01, GIB
@@ -27,10 +27,10 @@ _COUNTED_AT_ONCE = 256
 def socket_place(path: Path) -> Finding:
     """Whether a daemon can put its socket there, and nobody else his."""
     length = len(os.fsencode(path))
-    if length > _SOCKET_PATH_BYTES_MAX:
+    if length > SOCKET_PATH_BYTES_MAX:
         said = f"socket path of {length} bytes: {path}"
         return fail(
-            said, f"name one of up to {_SOCKET_PATH_BYTES_MAX} bytes with daemon.socket", length, "bytes"
+            said, f"name one of up to {SOCKET_PATH_BYTES_MAX} bytes with daemon.socket", length, "bytes"
         )
     if os.path.lexists(path) and not path.is_socket():
         return fail(f"{path} is there and is no socket", "name another with daemon.socket")

@@ -50,10 +50,13 @@ _NOTHING = StoreStats(
 
 
 class RemoteStore:
-    """The store of the daemon at the other end of a link. Thread-safe; a lease belongs to one thread."""
+    """The store of the daemon at the other end of a link. Thread-safe; a lease belongs to one thread.
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    With `load_always` it is never asked how much of what is found is worth loading.
+    """
+
+    def __init__(self, link: Link, *, load_always: bool = False) -> None:
+        self._link, self._load_always = link, load_always
         self._prefetchers = Workers("remote-prefetch", 1, _PREFETCH_QUEUE)
         self._reporting = Reporting(self._send_reports)
 
@@ -92,7 +95,7 @@ class RemoteStore:
         self, chain: Chain, deadline_s: float = 0.05, start: int = 0, prompt: Prompt | None = None
     ) -> Hit:
         """See `TieredStore.lookup`."""
-        question = wire.Lookup(wire.named(chain), deadline_s, start, prompt)
+        question = wire.Lookup(wire.named(chain), deadline_s, start, None if self._load_always else prompt)
         found = self._call(question, wire.Found, deadline_s)
         return Hit() if found is None else Hit(found.sources, found.choice)
 

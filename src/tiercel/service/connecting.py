@@ -26,8 +26,9 @@ def connect(config: Config, payload_bytes: int, *, private: str | None = None) -
     DaemonError when there is none to begin with, or it does not take blocks of this size.
     """
     limit_faults()
+    always = config.store.load == "always"
     if config.daemon.socket is not None:
-        return _connected(Link(config.daemon.socket, payload_bytes))
+        return _connected(Link(config.daemon.socket, payload_bytes), load_always=always)
     if private is None:
         raise DaemonError("no daemon is named: set daemon.socket")
     path = spawn.private_socket(private)
@@ -41,13 +42,13 @@ def connect(config: Config, payload_bytes: int, *, private: str | None = None) -
             log.warning("private daemon: %s", fault)
 
     try:
-        return _connected(Link(path, payload_bytes, respawn))
+        return _connected(Link(path, payload_bytes, respawn), load_always=always)
     except DaemonError:
         if spawn.answers(path):
             raise
     # It was about to end when we found it: nobody had visited it for a while.
     spawn.ensure(path, environ)
-    return _connected(Link(path, payload_bytes, respawn))
+    return _connected(Link(path, payload_bytes, respawn), load_always=always)
 
 
 def reach(path: Path) -> RemoteStore:
@@ -55,11 +56,11 @@ def reach(path: Path) -> RemoteStore:
     return _connected(Link(path, 0), _REACH_S)
 
 
-def _connected(link: Link, wait_s: float = _WELCOME_S) -> RemoteStore:
+def _connected(link: Link, wait_s: float = _WELCOME_S, *, load_always: bool = False) -> RemoteStore:
     try:
         link.hold(link.connect(wait_s))
     except wire.WireError as fault:
         raise DaemonError(
             f"daemon at '{link.path}' {fault}; start one there: tiercel daemon --socket {link.path}"
         ) from None
-    return RemoteStore(link)
+    return RemoteStore(link, load_always=load_always)

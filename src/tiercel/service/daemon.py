@@ -25,6 +25,7 @@ from tiercel.config import Config, human_bytes
 from tiercel.errors import DaemonError, TiercelError
 from tiercel.service import wire
 from tiercel.service.session import Session
+from tiercel.service.spawn import SOCKET_PATH_BYTES_MAX
 from tiercel.store import TieredStore, open_store
 
 log = logging.getLogger("tiercel")
@@ -34,7 +35,6 @@ _BACKLOG = CLIENTS_MAX
 _ACCEPT_WAIT_S = 0.25
 _LOCK_WAIT_S = 5.0
 _LEAVE_WAIT_S = 1.0
-_SOCKET_PATH_BYTES_MAX = 107
 
 
 class Daemon:
@@ -203,10 +203,10 @@ class Daemon:
 
 
 def _listen(path: Path) -> socket.socket:
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise DaemonError(
             f"socket path '{path}' has {len(os.fsencode(path))} bytes; accepted are up to "
-            f"{_SOCKET_PATH_BYTES_MAX}: name a shorter one with daemon.socket"
+            f"{SOCKET_PATH_BYTES_MAX}: name a shorter one with daemon.socket"
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

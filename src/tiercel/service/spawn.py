@@ -22,6 +22,8 @@ from pathlib import Path
 
 from tiercel.errors import DaemonError
 
+# `sun_path` of Linux' `struct sockaddr_un`, without the zero that ends it.
+SOCKET_PATH_BYTES_MAX = 107
 IDLE_EXIT = "10s"
 # What is meant for the engine alone: the service manager that waits for it, and its threads' settings. With
 # those, a preloaded OpenMP binds the daemon's first thread, and so all of them, to one of the engine's cores.
@@ -33,11 +35,14 @@ _KEPT_S = 86400.0
 
 def private_socket(name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """The socket of the private daemon called `name`, in a directory of this user alone."""
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    base = Path(runtime) if os.path.isabs(runtime) and os.access(runtime, os.W_OK) else None
-    folder = base / "tiercel" if base else Path(tempfile.gettempdir()) / f"tiercel-{os.geteuid()}"
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return folder / f"private-{digest}.sock"
+    file = f"private-{digest}.sock"
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and os.access(runtime, os.W_OK):
+        path = Path(runtime, "tiercel", file)
+        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+            return path
+    return Path(tempfile.gettempdir(), f"tiercel-{os.geteuid()}", file)
 
 
 def ensure(path: Path, environ: Mapping[str, str]) -> None:

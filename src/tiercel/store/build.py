@@ -46,7 +46,7 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
     if not arena.huge_pages:
         threading.Thread(target=arena.prefault, name="tiercel-prefault", daemon=True).start()
     seen = SecondSight() if config.store.admission == "second-sight" else None
-    return TieredStore(arena, tiers, seen, lossy)
+    return TieredStore(arena, tiers, seen, lossy, load_always=config.store.load == "always")
 
 
 def _open_tiers(config: Config, slot_bytes: int) -> list[tuple[Tier, LaneOptions]]:

@@ -56,8 +56,11 @@ class TieredStore:
         tiers: Sequence[tuple[Tier, LaneOptions]] = (),
         admission: SecondSight | None = None,
         lossy: LossyTiers = LossyTiers(),  # noqa: B008 (it is frozen)
+        *,
+        load_always: bool = False,
     ) -> None:
         self.arena = arena
+        self._load_always = load_always
         self.lossy = lossy
         self.lock = threading.Condition(threading.Lock())
         self.counters = StoreCounters()
@@ -98,7 +101,8 @@ class TieredStore:
     ) -> Hit:
         """The longest cached prefix of `chain`, from block `start` on: what lies before, the caller has.
 
-        With a `prompt` it also chooses how much of that to load so that the first token comes soonest.
+        With a `prompt` it also chooses how much of that to load so that the first token comes soonest, unless
+        the store is told to have all of it loaded always.
 
         Answers from memory, then asks tiers others may write to (or that are still being scanned) for what
         follows, for `deadline_s` at most; 0 never leaves memory. Counts as a use of what it finds.
@@ -118,7 +122,9 @@ class TieredStore:
             self.counters.looked_up += len(keys)
             self.counters.hit += len(sources)
             self._touch_locked(chain.keys[: start + len(sources)])
-            choice = self._chooser.choose_locked(prompt, keys, sources, start) if prompt and sources else None
+            choice = None
+            if prompt is not None and sources and not self._load_always:
+                choice = self._chooser.choose_locked(prompt, keys, sources, start)
         return Hit(tuple(sources), choice)
 
     def acquire(

@@ -146,7 +146,8 @@ class Selecting:
         cache.prompt_done()
         for at in range(begun, ids.shape[1]):
             got = module(input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True).logits
-        return got[0, -1].float()
+        logits: Tensor = got[0, -1].float()
+        return logits
 
 
 class SelectiveLayer(BufferedLayer):  # type: ignore[no-untyped-call]  # transformers has no types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,7 +81,8 @@ def test_slots_too_small_for_a_chunk_are_one_line(tmp_path: Path) -> None:
 def test_without_a_daemon_named_a_private_one_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """D33, D52: no HOME, and what it wrote is there for the next engine's own daemon."""
     monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    runtime = tempfile.TemporaryDirectory(prefix="tiercel-")  # a short path: a socket is made below it
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime.name)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
     tier = {"ram.size": "1MiB", "tiers": [{"path": str(tmp_path / "disk"), "size": "1GiB"}]}
     for reused in (0, 160):
@@ -88,7 +90,8 @@ def test_without_a_daemon_named_a_private_one_serves(tmp_path: Path, monkeypatch
             assert engine.cached(engine.run("r", prompt(161), 1)) == reused
             assert engine.ours._store.flush(10)
             engine.settled()
-    assert list((tmp_path / "tiercel").glob("private-*.sock"))
+    assert list(Path(runtime.name, "tiercel").glob("private-*.sock"))
+    runtime.cleanup()
 
 
 def test_d28_nothing_of_ours_lies_in_dev_shm(tmp_path: Path) -> None:

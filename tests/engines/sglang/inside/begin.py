@@ -1,4 +1,7 @@
-"""SGLang is put in place before any of the tests here is imported."""
+"""A pytest plugin that puts SGLang in place before any of the tests here is imported.
+
+No conftest: that would be imported, stand-ins and all, by whoever collects the tests outside.
+"""
 
 from __future__ import annotations
 
