@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +96,11 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str, words: str) -> 
     (tmp_path / "r.json").write_bytes(text.encode("latin-1"))
     assert words in refusal(config(tmp_path, ["int8"], str(tmp_path / "r.json")))
     assert "No such file" in refusal(config(tmp_path, ["int8"], str(tmp_path / "missing.json")))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no file" in refusal(config(tmp_path, ["int8"], str(tmp_path / "pipe")))
 
 
 @pytest.mark.parametrize("budget", ["10" * 200, "1e400", "-1", '"x"', "null", "[]", "NaN"])

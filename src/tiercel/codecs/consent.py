@@ -8,6 +8,7 @@ whoever names the file. Nothing here looks at a block.
 from __future__ import annotations
 
 import json
+import stat
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -137,7 +138,10 @@ def _silent(config: Config, subject: str, what: str) -> str:
 
 def _read(path: Path) -> _Report:
     try:
-        if path.stat().st_size > _REPORT_BYTES_MAX:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise ConfigError(f"store.accept_lossy: {path} is no file; accepted: yes, no, or a report's file")
+        if status.st_size > _REPORT_BYTES_MAX:
             raise ConfigError(f"store.accept_lossy: {path} is too large for a report")
         report = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as fault:
