@@ -158,9 +158,9 @@ def quest(h: Head, queries: Floats) -> set[int]:
         each = []
         for page in pages:
             low, high = h.keys[page].min(0), h.keys[page].max(0)
-            each.append(float(np.maximum(q * low, q * high).sum()) / math.sqrt(len(q)))
-        bounds.append(softmax(each))
-    order = sorted(range(len(pages)), key=lambda p: -max(float(b[p]) for b in bounds))
+            each.append(float(np.maximum(q * low, q * high).sum()))
+        bounds.append(each)
+    order = sorted(range(len(pages)), key=lambda p: -max(b[p] for b in bounds))
     chosen = recent_of(h)
     for page in order:
         for j in pages[page]:

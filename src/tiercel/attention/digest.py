@@ -107,10 +107,14 @@ class Bounds:
         return torch.arange(self.low.shape[2], device=self.low.device) <= page_of.amax(-1)[:, None]
 
     def score(self, queries: Tensor) -> Tensor:
-        """Pages by sum_d max(q_d * low_d, q_d * high_d), best first, and in a page from its beginning."""
+        """Pages by sum_d max(q_d * low_d, q_d * high_d), the largest of a KV head's queries, best first.
+
+        In a page from its beginning.
+        """
         q = queries.float()
         bound = products(q.clamp(min=0), self.high) + products(q.clamp(max=0), self.low)
-        pages = group_scores(bound * self.low.shape[-1] ** -0.5, self.filled[:, None, None, None])
+        # Not as shares of attention: how loose the bounds are differs between heads, and shares by far more.
+        pages = bound.masked_fill(~self.filled[:, None, None, None], -torch.inf).amax(2)
         rank = pages.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         page_of, offset = _pages(self.real, self.page)
         rank = rank.gather(-1, page_of[:, None, None].expand(*rank.shape[:-1], page_of.shape[-1]))

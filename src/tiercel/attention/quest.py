@@ -17,7 +17,7 @@ class Quest(Blind):
 
     A page is known by the smallest and the largest value of its keys in each dimension; its score for a query
     is sum_d max(q_d * min_d, q_d * max_d), which no key in it can exceed. Query heads of one KV head choose
-    together (the largest log-softmax of their scores). The page that no longer fits is read from its
+    together (the largest of their scores). The page that no longer fits is read from its
     beginning as far as the budget goes. `dense_layers`: first layers that read everything (the paper: 2; here
     0, so that all methods have the same budget). Original positions. Source: arXiv 2406.10774, section 3.
     """
