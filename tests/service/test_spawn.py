@@ -221,11 +221,8 @@ def test_a_folder_of_another_user_is_not_used(runtime: Path) -> None:
         private()
 
 
-def test_a_runtime_directory_that_cannot_be_used_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tiercel").write_text("")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_runtime_directory_that_cannot_be_used_is_one_line(runtime: Path) -> None:
+    (runtime / "tiercel").write_text("")
     with pytest.raises(DaemonError, match=r"cannot be used: "):
         private()
 

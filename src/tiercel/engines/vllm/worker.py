@@ -31,6 +31,8 @@ _SAVES_MAX = 1024
 # Blocks per question to the store: few enough to start copying early, enough to keep questions rare.
 _BATCH_BYTES = 32 << 20
 _SAVE_DEADLINE_S = 5.0
+# A busy host keeps a thread waiting for so long without a tier being slow.
+_PATIENCE_MIN_S = 0.1
 # In a step without tokens the engine would only spin; this long a job may end instead.
 _IDLE_WAIT_S = 0.002
 _WAITING_WAIT_S = 0.0005
@@ -66,6 +68,8 @@ class WorkerSide:
         self._loads: _Jobs = queue.SimpleQueue()
         self._saves: _Jobs = queue.SimpleQueue()
         self._saving = 0
+        # Blocks that any load brought so far; what two threads count at once need not be exact.
+        self._arrived = 0
         self._closing = False
         self._threads: list[threading.Thread] = []
         for _ in range(_LOAD_THREADS):
@@ -158,14 +162,19 @@ class WorkerSide:
 
     def _load(self, job: LoadJob, names: Names, mark: Mark, until_s: float) -> None:
         started_s = time.monotonic()
-        at, nbytes = job.start, 0
+        at, nbytes, waiting = job.start, 0, True
         try:
-            for end_s in (min(until_s, started_s + job.patience_s), until_s):
+            while waiting:
+                others = self._arrived - at
+                end_s = min(until_s, time.monotonic() + max(job.patience_s, _PATIENCE_MIN_S))
                 for blocks, size in self._arriving(job, names, mark, at, end_s):
                     at += blocks
                     nbytes += size
-                if at == job.stop or not job.worth_waiting(at, time.monotonic() - started_s):
-                    break
+                    self._arrived += blocks
+                now_s = time.monotonic()
+                # Where others get theirs, a load takes its turn; else it has to be worth it by itself.
+                faster = self._arrived - at > others or job.worth_waiting(at, now_s - started_s)
+                waiting = at < job.stop and end_s <= now_s < until_s and faster
         finally:
             self._loaded(job, at, nbytes, names.identity.block_tokens, time.monotonic() - started_s)
 
