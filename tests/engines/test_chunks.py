@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,28 @@ def test_every_chunk_is_found_again_wherever_it_stands_and_answers_do_not_depend
     swapped = [*request.tokens[slice(*second)], *request.tokens[slice(*first)], 9]
     both = Request(swapped, max_new_tokens=1, chunks=((0, SECOND), (SECOND, SECOND + FIRST)))
     assert answer(engine_of(), both).sources == {"ram": blocks}
+
+
+def test_d55_many_prompts_of_the_same_chunks_in_one_engine_are_as_in_fresh_ones(
+    engine_of: Make, prompt: Prompt
+) -> None:
+    """Nothing is left over from one request in the next, and a full hit in any order of chunks works."""
+    pieces = [prompt(length, number) for number, length in enumerate((40, 33, 50), 2)]
+
+    def request(order: Sequence[int]) -> Request:
+        tokens, spans = prompt(5, 1), []
+        for number in order:
+            spans.append((len(tokens), len(tokens) + len(pieces[number])))
+            tokens = [*tokens, *pieces[number]]
+        return Request([*tokens, *prompt(QUESTION, 4)], max_new_tokens=6, chunks=tuple(spans))
+
+    orders = [request(order) for order in permutations(range(len(pieces)))]
+    one = engine_of()
+    answer(one, orders[0])
+    together = [answer(one, asked) for asked in orders]
+    assert [found.tokens for found in together] == [answer(engine_of(), asked).tokens for asked in orders]
+    assert all(found.sources["ram"] >= len(pieces) for found in together)
+    assert len({found.tokens for found in together}) > 1, "the order makes a difference"
 
 
 def test_exact_requests_never_find_chunks_nor_chunks_exact_prefixes(
