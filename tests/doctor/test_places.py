@@ -45,9 +45,11 @@ def test_a_good_directory_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
     before = everything(tmp_path)
     checks = looked(disk(cache))
     found = verdicts(checks, "tier disk")
-    assert {name: found[name] for name in ("directory", "room", "opens", "clock", "speed", "self-test")} == {
-        "directory": "ok", "room": "ok", "opens": "ok", "clock": "ok", "speed": "ok", "self-test": "ok",
+    assert {name: found[name] for name in ("directory", "room", "opens", "clock", "self-test")} == {
+        "directory": "ok", "room": "ok", "opens": "ok", "clock": "ok", "self-test": "ok",
     }  # fmt: skip
+    # A busy machine's disk may well be called slow.
+    assert found["speed"] in ("ok", "warn")
     assert found["break-even"] == "skip"
     speed = of(checks, "tier disk")["speed"]
     assert speed.unit == "bytes/s"
