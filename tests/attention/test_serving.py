@@ -61,7 +61,7 @@ def compare(name: str, case: Case, budget: int) -> None:
     for new in range(NEW):
         output = served.attend(call(given, new))
         assert torch.isfinite(output).all()
-        assert torch.allclose(output[0, 0], right[0, new], atol=1e-5), f"{name}: output of step {new}"
+        assert torch.allclose(output[0, 0], right[0, new], atol=1e-4), f"{name}: output of step {new}"
         if isinstance(prepared, Reading):
             fixed = prepared.recent[0]
             for head in range(case.kv_heads):
