@@ -16,13 +16,13 @@ from typing import Protocol
 from benchmarks.core import forget_ram
 from benchmarks.throttle import Throttled
 from benchmarks.ttft import first_token, prompts
-from tiercel.blocks import Chain, record_bytes
+from tiercel.blocks import record_bytes
 from tiercel.config import Config
 from tiercel.engines.transformers import TransformersEngine
 from tiercel.memory import Arena, ArenaKind
 from tiercel.models import demo_model_dir
 from tiercel.service import Daemon
-from tiercel.store import Hit, LaneOptions, Prompt, TieredStore
+from tiercel.store import LaneOptions, TieredStore
 from tiercel.tiers import FilesTier
 
 COMPUTE, LOAD, OURS = "always compute", "always load", "tiercel"
@@ -73,7 +73,7 @@ class _Transformers:
 
     def ttft(self, arm: str, tokens: list[int]) -> float:
         forget_ram(self._store)
-        self._engine._load_always = arm == LOAD
+        self._store._load_always = arm == LOAD
         return first_token(self._engine, tokens, use_cache=arm != COMPUTE).timing.ttft_s
 
     def written(self) -> None:
@@ -93,7 +93,7 @@ def vllm_arms(folder: Path) -> Iterator[Arms]:
     arena = Arena(record_bytes(_VLLM_PAYLOAD_BYTES), _SLOTS, reserved=_RESERVED, kind=ArenaKind.SHARED)
     socket = folder / "s"
     daemon = Daemon(Config.load(None, {}, {"daemon.socket": str(socket)}), socket)
-    daemon._store = store = _Lenient(arena, [(tier, _OPTIONS)])
+    daemon._store = store = TieredStore(arena, [(tier, _OPTIONS)])
     serving = threading.Thread(target=daemon.run, daemon=True)
     serving.start()
     connector = {
@@ -115,21 +115,10 @@ def vllm_arms(folder: Path) -> Iterator[Arms]:
         daemon.close()
 
 
-class _Lenient(TieredStore):
-    """A store that may be told to advise loading whatever is found."""
-
-    load_always = False
-
-    def lookup(
-        self, chain: Chain, deadline_s: float = 0.05, start: int = 0, prompt: Prompt | None = None
-    ) -> Hit:
-        return super().lookup(chain, deadline_s, start, None if self.load_always else prompt)
-
-
 class _Vllm:
     name = "vLLM"
 
-    def __init__(self, engine: object, store: _Lenient, tier: Throttled) -> None:
+    def __init__(self, engine: object, store: TieredStore, tier: Throttled) -> None:
         from benchmarks.vllm.driver import EngineProcess
 
         assert isinstance(engine, EngineProcess)
@@ -151,7 +140,7 @@ class _Vllm:
     def _begin(self, arm: str) -> dict[str, bool]:
         self._engine.ask("reset")
         forget_ram(self._store)
-        self._store.load_always = arm == LOAD
+        self._store._load_always = arm == LOAD
         return {"no_load": True, "no_store": True} if arm == COMPUTE else {}
 
     def written(self) -> None:

@@ -32,6 +32,17 @@ def answer(engine: TransformersEngine, tokens: list[int], **more: Any) -> Result
     return last
 
 
+def in_turn(engine: TransformersEngine, prompts: list[list[int]], **more: Any) -> list[tuple[int, ...]]:
+    """The answers to several prompts that are generated a token each in turn."""
+    running = [engine.generate(Request(tokens, **more)) for tokens in prompts]
+    got: list[list[int]] = [[] for _ in prompts]
+    for events in itertools.zip_longest(*running):
+        for index, event in enumerate(events):
+            if isinstance(event, Delta):
+                got[index].append(event.token)
+    return [tuple(tokens) for tokens in got]
+
+
 @pytest.fixture
 def engine(tiny_model: Callable[..., Path], fake_store: Any) -> TransformersEngine:
     return build(tiny_model(), fake_store)
@@ -214,13 +225,7 @@ def test_stored_copy_is_unchanged_by_generations_d53(
 def test_interleaved_generations_do_not_mix(engine: TransformersEngine, prompt: Prompt) -> None:
     prompts = [prompt(40, seed=1), prompt(50, seed=2)]
     expected = [answer(engine, tokens, max_new_tokens=12).tokens for tokens in prompts]
-    running = [engine.generate(Request(tokens, max_new_tokens=12)) for tokens in prompts]
-    got: list[list[int]] = [[], []]
-    for pair in itertools.zip_longest(*running):
-        for index, event in enumerate(pair):
-            if isinstance(event, Delta):
-                got[index].append(event.token)
-    assert [tuple(tokens) for tokens in got] == expected
+    assert in_turn(engine, prompts, max_new_tokens=12) == expected
 
 
 @pytest.mark.parametrize("events", [1, 2, 5])

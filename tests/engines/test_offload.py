@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.test_engine import BLOCK, Prompt, answer, build
+from tests.engines.test_engine import BLOCK, Prompt, answer, build, in_turn
 
 from tiercel.attention.device import Lot
 from tiercel.config import Config
 from tiercel.engines.device import Copier
-from tiercel.engines.transformers import Delta, Request, TransformersEngine, open_engine
+from tiercel.engines.transformers import TransformersEngine, open_engine
 from tiercel.engines.transformers.offload import Offload, cache
 from tiercel.engines.transformers.offload.resident import Residents
 from tiercel.errors import ModelError
@@ -278,13 +277,7 @@ def test_interleaved_answers_do_not_mix(tiny_model: Callable[..., Path], prompt:
     engine = offloaded(plain, None, budget)
     prompts = [prompt(40, seed=1), prompt(50, seed=2)]
     expected = [answer(plain, tokens, max_new_tokens=12).tokens for tokens in prompts]
-    running = [engine.generate(Request(tokens, max_new_tokens=12)) for tokens in prompts]
-    got: list[list[int]] = [[], []]
-    for pair in itertools.zip_longest(*running):
-        for index, event in enumerate(pair):
-            if isinstance(event, Delta):
-                got[index].append(event.token)
-    assert [tuple(tokens) for tokens in got] == expected
+    assert in_turn(engine, prompts, max_new_tokens=12) == expected
     assert shared(engine).memory.peak_bytes <= BUDGETS[budget](plain)
 
 

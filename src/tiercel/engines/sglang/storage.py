@@ -168,6 +168,14 @@ class TiercelHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is optiona
         names = pool.named(store.slot_payload_bytes)
         return None if names is None else (transfer, pool, names)
 
+    def _placed(
+        self, name: str, keys: Sequence[str], indices: Any
+    ) -> tuple[Transfer, Named, list[list[Run]]] | None:
+        """The same with where the pages lie; None also where they cannot lie there."""
+        here = self._at(name)
+        places = None if here is None else here[1].places(keys, indices)
+        return None if here is None or places is None else (here[0], here[2], places)
+
     def _without_bytes(self, name: str) -> bool:
         """Whether a pool only hands out indices: of its pages nothing is ever missing."""
         pool = self._pools.get(name)
@@ -182,11 +190,9 @@ class TiercelHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is optiona
     def _load(self, name: str, keys: Sequence[str], indices: Any, before: Sequence[str]) -> list[bool]:
         if self._without_bytes(name):
             return [True] * len(keys)
-        here = self._at(name)
-        places = None if here is None else here[1].places(keys, indices)
-        if here is None or places is None:
+        if (here := self._placed(name, keys, indices)) is None:
             return [False] * len(keys)
-        transfer, _, names = here
+        transfer, names, places = here
         with self._tally.batch("prefetch", names.page_bytes) as moved:
             moved.append(transfer.read(names, before, keys, places))
         return [number < moved[0] for number in range(len(keys))]
@@ -194,11 +200,9 @@ class TiercelHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is optiona
     def _save(self, name: str, keys: Sequence[str], indices: Any, before: Sequence[str]) -> list[bool]:
         if self._without_bytes(name):
             return [True] * len(keys)
-        here = self._at(name)
-        places = None if here is None else here[1].places(keys, indices)
-        if here is None or places is None:
+        if (here := self._placed(name, keys, indices)) is None:
             return [False] * len(keys)
-        transfer, _, names = here
+        transfer, names, places = here
         with self._tally.batch("backup", names.page_bytes) as moved:
             kept = transfer.write(names, before, keys, places)
             moved.append(sum(kept))

@@ -30,7 +30,6 @@ def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngi
         device=config.model.device,
         block_tokens=config.model.block_tokens,
         load_deadline_s=config.store.load_deadline_s,
-        load_always=config.store.load == "always",
         kv_device_bytes=config.model.kv_device_budget_bytes,
         policy=policy,
         chunks=None if chunks is None else ChunkReuse.parse(chunks.setting),

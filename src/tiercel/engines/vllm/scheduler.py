@@ -7,6 +7,7 @@ have reported. Nothing here touches a tensor, a file or a socket.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from tiercel.engines.vllm.hints import read_hints
 from tiercel.engines.vllm.jobs import HASH_BYTES, Done, LoadJob, Owner, SaveJob, Step, Table, writable_from
 from tiercel.engines.vllm.pace import Pace
 from tiercel.engines.vllm.stats import Tally
-from tiercel.store import Hit
 from tiercel.store.figures import RAM
 from tiercel.store.policy import Decision, Hints
 
@@ -194,12 +194,7 @@ class SchedulerSide:
         assert tokens <= tracked.offered[1], (tokens, tracked.offered)
         assert (local + tokens) % size == 0, (tokens, tracked.offered)
         assert tracked.ask is not None
-        hit, prompt = tracked.ask.hit or Hit(), tracked.ask.prompt
-        patience = {}
-        if hit.choice is not None and prompt is not None and set(hit.sources[local // size : stop]) - {RAM}:
-            # What vLLM has of the prompt would not be computed either.
-            compute_s = prompt.cost.saved(tokens, local)
-            patience = {"patience_s": hit.choice.patience_s, "compute_s": compute_s}
+        patience_s, compute_s = self._patience(tracked.ask, local, tokens)
         self._loads.append(
             LoadJob(
                 request=request.request_id,
@@ -211,11 +206,22 @@ class SchedulerSide:
                     for table, of in zip(tables, self.grid.groups, strict=True)
                 ),
                 owner=tracked.ask.owner,
-                **patience,
+                patience_s=patience_s,
+                compute_s=compute_s,
             )
         )
         tracked.saved = max(tracked.saved, stop)
         self._accounts.loading(request.request_id, tokens)
+
+    def _patience(self, ask: Ask, local: int, tokens: int) -> tuple[float, float]:
+        """How long to wait for tokens behind `local` ones, and what computing them takes instead."""
+        size, hit, prompt = self.grid.block_tokens, ask.hit, ask.prompt
+        if hit is None or hit.choice is None or prompt is None:
+            return math.inf, 0.0
+        if set(hit.sources[local // size : (local + tokens) // size]) <= {RAM}:
+            return math.inf, 0.0
+        # What vLLM has of the prompt would not be computed either.
+        return hit.choice.patience_s, prompt.cost.saved(tokens, local)
 
     # Keeping.
 
