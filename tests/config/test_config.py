@@ -51,6 +51,7 @@ LEGAL: dict[str, str] = {
     "model.device": "cpu",
     "model.block_tokens": "128",
     "model.kv_device_budget": "256MiB",
+    "model.batch": "8",
     "attention.policy": "landmark",
     "attention.budget": "0.1",
     "attention.chunks": "16",
@@ -120,8 +121,7 @@ def test_every_setting_is_applied_from_a_flag(tmp_path: Path, key: str) -> None:
 def test_every_setting_is_applied_from_the_file(tmp_path: Path, key: str) -> None:
     name = key.rsplit(".", 1)[1]
     header = "[[tiers]]" if key.startswith("tiers.") else f"[{key.split('.')[0]}]"
-    others = others_than(key) if key.startswith("tiers.") else {}
-    config = load(tmp_path, f'{header}\n{name} = "{LEGAL[key]}"\n', flags=others)
+    config = load(tmp_path, f'{header}\n{name} = "{LEGAL[key]}"\n', flags=others_than(key))
     assert effective(config, key).split("  ")[0] == f"{key} = {LEGAL[key]}"
 
 
@@ -129,6 +129,8 @@ def others_than(key: str) -> dict[str, object]:
     """What must be set so that `key` may be."""
     if key == "tiers.0.url":
         return {"tiers.0.kind": "valkey"}
+    if key == "attention.budget":
+        return {"attention.policy": "landmark"}
     return {k: v for k, v in TIER_0.items() if k != key}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.schema import (
+    MEMORY,
     SECTIONS,
     TIERS,
     AttentionConfig,
@@ -25,7 +26,8 @@ from tiercel.config.schema import (
     public_name,
 )
 from tiercel.config.sources import CONFIG_VARIABLE, Assignment, from_environ, from_file, from_flags
-from tiercel.config.tiers import check_tiers
+from tiercel.config.tiers import by_kind, check_tiers
+from tiercel.config.together import check_attention
 from tiercel.config.values import accepted, convert, text_of
 from tiercel.errors import ConfigError
 
@@ -74,10 +76,19 @@ class Config:
         ):
             assigned.update((assignment.key, assignment) for assignment in source)
         sections = {name: _build(section, name, assigned) for name, section in SECTIONS.items()}
-        tiers = tuple(_build(TierConfig, prefix, assigned) for prefix in _tier_prefixes(assigned))
+        tiers = tuple(
+            by_kind(_build(TierConfig, prefix, assigned), prefix, assigned)
+            for prefix in _tier_prefixes(assigned)
+        )
         config = cls(**sections, tiers=tiers, origins={k: _origin(a) for k, a in assigned.items()})
         check_tiers(tiers, assigned)
+        check_attention(config.attention, config.model, assigned)
         return config
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of its own that a store takes: RAM, and tiers of kind memory."""
+        return self.ram.size_bytes + sum(tier.size_bytes or 0 for tier in self.tiers if tier.kind == MEMORY)
 
     def describe(self) -> list[str]:
         """Return the effective configuration, a line per setting: `ram.size = 4GiB  (where it was set)`."""
