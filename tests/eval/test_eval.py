@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from tiercel.cli import run
 from tiercel.cli.eval import command
 from tiercel.errors import ConfigError
 from tiercel.eval.results import Report, read_report
@@ -113,13 +114,30 @@ def test_speed_is_of_a_real_generation_with_what_the_policy_keeps(model_dir: Pat
         ),
         (["--budget", "x"], "--budget: 'x' is not accepted"),
         (["--seeds", "1,b"], "--seeds: '1,b' is not accepted"),
-        (["--json", "/nowhere/at/all.json"], "--json: '/nowhere/at/all.json' cannot be written"),
+        (["--json", "/nowhere/at/all.json"], "--json: directory '/nowhere/at' does not exist"),
         (["--task-file", "/nowhere.jsonl"], "--task-file: '/nowhere.jsonl' cannot be read"),
     ],
 )
 def test_mistakes_are_named_before_any_work(flags: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         CliRunner().invoke(command, flags, standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+def test_a_file_that_cannot_be_written_costs_no_table(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    """What took minutes to measure is shown before anything else can go wrong."""
+    task = tmp_path / "mine.jsonl"
+    task.write_bytes(msgspec.json.encode({"context": "A door.", "question": "A", "answer": " door"}))
+    asked = ["--tasks", "", "--task-file", str(task), "--policies", "full,int8", "--seeds", "1"]
+    assert run(["eval", str(model_dir), *asked, flag, "/dev/full"]) == 2
+    told = capsys.readouterr()
+    assert "mine: 1 texts" in told.out
+    assert "int8: " in told.out
+    complaint = f"tiercel: error: {flag}: '/dev/full' cannot be written: No space left on device"
+    assert told.err.splitlines()[-1] == complaint
 
 
 @pytest.mark.soak

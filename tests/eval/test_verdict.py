@@ -159,9 +159,9 @@ def test_charts_of_few_or_equal_points_are_drawn() -> None:
     assert "&lt;a&gt;" in scatter_svg(Scatter("t", "x", "y", (point,), ("g",)))
 
 
-def test_what_takes_no_room_has_no_place_on_the_axis() -> None:
+def test_what_does_nothing_has_no_place_on_the_axis() -> None:
     """A codec where every layer has a window of the model's own: no policy decided anything."""
-    nothing = msgspec.structs.replace(row("int8", STORED, "kv-list", 0, 0.5, budget=1.0), stored_share=0.0)
+    nothing = msgspec.structs.replace(row("int8", STORED, "kv-list", 0, 0.5, budget=1.0), acts=False)
     page = page_html(report([*ROWS, msgspec.structs.replace(nothing, policy="int4")]))
     assert page.count('class="label"') == page_html(report(ROWS)).count('class="label"')
     assert ">int4<" in page, "the table has it"

@@ -20,6 +20,7 @@ from tiercel.cli.serve import ENGINE_FLAGS, NEEDED, WithEngineFlags, chosen_engi
 from tiercel.config import parse_seconds
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError
+from tiercel.report.files import check_output, write
 
 if TYPE_CHECKING:
     from tiercel.bench.run import Side
@@ -100,7 +101,7 @@ def command(context: click.Context, /, **given: Any) -> int:
     key for the servers is read from TIERCEL_API_KEY.
     """
     for flag in ("json_file", "html_file"):
-        _check_output(f"--{flag.removesuffix('_file')}", given[flag])
+        check_output(f"--{flag.removesuffix('_file')}", given[flag])
     if given["compare"] is not None:
         _compare(given)
         return 0
@@ -121,7 +122,7 @@ def _compare(given: dict[str, Any]) -> None:
     found = compare_reports(read_report(paths[0]), read_report(paths[1]), (paths[0].name, paths[1].name))
     show_comparison(found, make_console())
     if given["json_file"]:
-        _write(given["json_file"], found.to_json())
+        write("--json", given["json_file"], found.to_json())
 
 
 def _bench(given: dict[str, Any], flags: Sequence[str]) -> int:
@@ -151,7 +152,7 @@ def _bench(given: dict[str, Any], flags: Sequence[str]) -> int:
             screen.end()
     show(report, make_console())
     if given["json_file"]:
-        _write(given["json_file"], report.to_json())
+        write("--json", given["json_file"], report.to_json())
     if given["html_file"]:
         write_page(given["html_file"], report)
         click.echo(f"Report: {given['html_file'].absolute()}", err=True)
@@ -289,22 +290,3 @@ class _Progress:
 
     def end(self) -> None:
         self._line.end()
-
-
-def _check_output(flag: str, path: Path | None) -> None:
-    """Refuse at once a file that could not be written at the end of a run of minutes."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ConfigError(f"{flag}: '{path}' is a directory; accepted: a file name")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{flag}: directory '{path.parent}' does not exist")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{flag}: '{path}' cannot be written: permission denied")
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"--json: '{path}' cannot be written: {error.strerror or error}") from None

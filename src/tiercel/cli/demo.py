@@ -15,6 +15,7 @@ import click
 
 from tiercel.config import parse_bytes, writable_cache_dir
 from tiercel.errors import ConfigError
+from tiercel.report.files import write
 
 _FILE = click.Path(path_type=Path)
 # What `--quick` makes of sizes that are not given: a first look at everything.
@@ -82,7 +83,7 @@ def command(**given: Any) -> int:
         outcome = run_demo(settings, screen)
     show(outcome, console)
     if settings.json is not None:
-        _write(settings.json, outcome.to_json(), "--json")
+        write("--json", settings.json, outcome.to_json())
         screen.line(f"Rows: {settings.json}")
     if settings.html is not None:
         write_report(settings.html, outcome)
@@ -122,10 +123,3 @@ def _chosen(given: dict[str, Any]) -> dict[str, Any]:
     if given["conversations"] is None and len(files) > chosen.get("conversations", _CONVERSATIONS):
         chosen["conversations"] = len(files)
     return chosen
-
-
-def _write(path: Path, data: bytes, flag: str) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"{flag}: '{path}' cannot be written: {error.strerror or error}") from None

@@ -18,6 +18,7 @@ from tiercel.cli.progress import ProgressLine
 from tiercel.config import parse_seconds
 from tiercel.config.sources import API_KEY_VARIABLE
 from tiercel.errors import ConfigError, ModelError
+from tiercel.report.files import check_output, write
 
 if TYPE_CHECKING:
     from tiercel.eval.results import Report
@@ -93,8 +94,8 @@ def command(
     chosen = tasks_named(TASKS if tasks == "all" else _names(tasks)) + [own_task(one) for one in task_files]
     if not chosen:
         raise ConfigError("--tasks: names none, and there is no --task-file; accepted: one or more")
-    _check_writable(json_file, "--json")
-    _check_writable(html_file, "--html")
+    check_output("--json", json_file)
+    check_output("--html", html_file)
     if url is None and baseline_url is None:
         report = _judged(
             model, policies, chosen, shares, numbers, dtype, texts, speed, max_kl, min_accuracy_drop
@@ -109,13 +110,13 @@ def command(
         report = _compared(
             (url, baseline_url), name, parse_seconds(deadline), chosen, numbers, texts, min_accuracy_drop
         )
+    _show(report)
     if json_file is not None:
-        _write(json_file, report.to_json())
+        write("--json", json_file, report.to_json())
     if html_file is not None:
         from tiercel.eval.page import write_page
 
         write_page(html_file, report)
-    _show(report)
     return _FAILED if report.failed else 0
 
 
@@ -262,16 +263,3 @@ def _numbers(text: str) -> list[int]:
     if not seeds or min(seeds) < 0 or len(seeds) > _SEEDS_MAX:
         raise ConfigError(f"--seeds: '{text}' is not accepted; accepted: whole numbers, such as 1,2,3")
     return seeds
-
-
-def _check_writable(path: Path | None, flag: str) -> None:
-    """Find out before the work, not after it."""
-    if path is not None and not (path.parent.is_dir() and not path.is_dir()):
-        raise ConfigError(f"{flag}: '{path}' cannot be written; accepted: a file in a directory that exists")
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"--json: '{path}' cannot be written: {error.strerror or error}") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiercel.errors import ConfigError
+from tiercel.report.files import check_output
 
 if TYPE_CHECKING:
     from tiercel.plan.simulate import Fleet, Request, Trace
@@ -151,11 +152,19 @@ def command(
 
     from tiercel.plan.simulate import read_trace, simulate
 
+    check_output("--html", html_file)
+    check_output("--png", png_file)
     trace = read_trace(trace_file, block_tokens=block_tokens, skip_bad_lines=skip_bad_lines)
     if rate != 1.0:
         trace = replace(trace, arrival_s=trace.arrival_s / rate)
     request = _request(trace, rate, flags)
     report = simulate(trace, request)
+    if as_json:
+        click.echo(json.dumps(report.data, indent=1))
+    else:
+        from tiercel.plan.simulate.text import print_report
+
+        print_report(report.data)
     if html_file is not None:
         from tiercel.plan.simulate.page import write_page
 
@@ -164,12 +173,6 @@ def command(
         from tiercel.plan.simulate.png import write_png
 
         write_png(png_file, report.data, report.ttft_s)
-    if as_json:
-        click.echo(json.dumps(report.data, indent=1))
-        return
-    from tiercel.plan.simulate.text import print_report
-
-    print_report(report.data)
 
 
 def _request(trace: Trace, rate: float, flags: dict[str, Any]) -> Request:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Final
 
 from tiercel.config import Config, format_bytes
 from tiercel.errors import ConfigError
+from tiercel.report.files import check_output
 
 # The store is asked to keep everything: the demo must never evict what somebody else stored in a directory.
 _NO_CAP_BYTES = 1 << 50
@@ -48,8 +48,7 @@ class DemoSettings:
                 f"--tokens {self.tokens} is less than one block; accepted: {self.block_tokens} or more"
             )
         for flag, path in (("--json", self.json), ("--html", self.html)):
-            if path is not None:
-                _check_output(flag, path)
+            check_output(flag, path)
 
     @property
     def restarted(self) -> int:
@@ -79,14 +78,3 @@ def store_config(cache_dir: Path, ram_bytes: int, block_tokens: int, dtype: str)
             "model.block_tokens": block_tokens,
         },
     )
-
-
-def _check_output(flag: str, path: Path) -> None:
-    """Refuse at once a file that could not be written at the end of a run of minutes."""
-    folder = path.parent
-    if path.is_dir():
-        raise ConfigError(f"{flag}: '{path}' is a directory; accepted: a file name")
-    if not folder.is_dir():
-        raise ConfigError(f"{flag}: directory '{folder}' does not exist")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{flag}: '{path}' cannot be written: permission denied")

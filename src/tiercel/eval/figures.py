@@ -84,6 +84,7 @@ def row_of(
         tpot_s=None if speed is None else speed.tpot_s,
         device_bytes=None if speed is None else speed.device_bytes,
         moved_bytes_per_token=None if speed is None else speed.moved_bytes,
+        acts=any(one.acts for one in outcomes),
     )
 
 

@@ -34,6 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     score          text2json's score; None for other tasks
     nll            nats per answer token
     read_share     share of the context's KV that a query attends to, mean over layers, heads and queries
+    acts           whether the policy decided for any layer; those with a window of the model's own it leaves
     *_bytes        by the policy's definition, for the whole context; fetched: per new token
     answer_s       how long the judged forward took here; it says nothing about serving
     """
@@ -52,6 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     full_bytes: float
     context_tokens: int
     answer_s: float
+    acts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def _outcome(
         full_bytes=prompt.full_bytes,
         context_tokens=len(encoded.context),
         answer_s=answer_s,
+        acts=bool(prompt.prepared[number]),
     )
 
 

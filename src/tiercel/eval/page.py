@@ -70,9 +70,9 @@ def charts_of(rows: Sequence[Row]) -> list[tuple[Scatter, str]]:
         by.setdefault(label_of(row), []).append(row)
     kept, kls = [], []
     for label, mine in by.items():
-        x = 100 * fmean(memory_share(row) for row in mine)
-        if x <= 0:  # nothing was decided: all layers have a window of the model's own
+        if not any(row.acts for row in mine):
             continue
+        x = 100 * fmean(memory_share(row) for row in mine)
         group = GROUPS.index(mine[0].kind)
         dense = [row for row in mine if row.dense]
         if (lost := loss(dense)) is not None:

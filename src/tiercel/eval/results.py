@@ -30,6 +30,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     device_share     bytes on the device over those of the full KV, by the policy's definition
     stored_share     bytes kept elsewhere over the same; fetched_share: moved per new token
     device_bytes_per_token, fetched_bytes_per_token   the same in bytes, per token of context
+    acts             whether the policy decided for any layer; False: all have a window of the model's own
     prefill_s, answer_s   seconds per sample here, under the judge; nothing about serving
     ttft_s, tpot_s, device_bytes, moved_bytes_per_token   of a short generation (`speed`); None: not asked for
     """
@@ -69,6 +70,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: float | None = None
     device_bytes: int | None = None
     moved_bytes_per_token: float | None = None
+    acts: bool = True
 
 
 class EndpointRow(msgspec.Struct, frozen=True, kw_only=True):

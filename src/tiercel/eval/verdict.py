@@ -46,6 +46,8 @@ def _verdict(rows: Sequence[Row]) -> str:
     worst = max(row.kl for row in rows)
     if rows[0].kind == EXACT:
         return "exact: the reference"
+    if not any(row.acts for row in rows):
+        return "did nothing: every layer has a sliding window of the model's own, which no policy touches"
     if worst <= NOISE_KL:
         return f"as good as exact on these tasks (KL {worst:.4f} at most, the noise of bf16)"
     parts = []

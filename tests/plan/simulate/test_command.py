@@ -112,3 +112,16 @@ def test_help_names_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--zipf" in capsys.readouterr().out
     assert run(["simulate"]) == 2
     assert "Missing argument 'TRACE'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_file_that_cannot_be_written_costs_no_table(
+    trace_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", trace_file, "--html", "/dev/full"]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("Trace\n")
+    assert told.err == "tiercel: error: --html: '/dev/full' cannot be written: No space left on device\n"
+    assert run(["simulate", trace_file, "--html", str(tmp_path / "no" / "page.html")]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1), "what can be seen before the work is"
