@@ -176,7 +176,7 @@ def note(into: dict[str, list[float]], right: Tensor, said: Tensor, asked: Asked
 def answers(engine: TransformersEngine, asked: Asked) -> Tensor:
     """Log probabilities [new, vocabulary] behind reused chunks."""
     assert engine.chunks is not None
-    cache = engine._take_cache(len(asked.context) + len(asked.new))
+    cache = engine.take_cache(len(asked.context) + len(asked.new))
     request = Request(asked.context, chunks=asked.spans)
     engine.chunks.blend(request, asked.spans, cache, lambda: False, None)
     return forced(engine, asked, cache)
@@ -185,15 +185,15 @@ def answers(engine: TransformersEngine, asked: Asked) -> Tensor:
 @torch.inference_mode()
 def answers_in_full(engine: TransformersEngine, asked: Asked) -> Tensor:
     """The same behind a full prefill."""
-    cache = engine._take_cache(len(asked.context) + len(asked.new))
-    engine._run_blocks(asked.context, cache)
+    cache = engine.take_cache(len(asked.context) + len(asked.new))
+    engine.run_blocks(asked.context, cache)
     return forced(engine, asked, cache)
 
 
 def forced(engine: TransformersEngine, asked: Asked, cache: Any) -> Tensor:
     ids = torch.tensor([asked.new])
     logits: Tensor = engine.model.module(input_ids=ids, past_key_values=cache, use_cache=True).logits
-    engine._give_back(cache)
+    engine.give_back(cache)
     return logits[0].float().log_softmax(-1)
 
 

@@ -73,7 +73,7 @@ class Bench:
         """The first blocks of the text, as they are stored."""
         cache = KVCache(self.engine.layout, self.engine.model.device)
         with torch.inference_mode():
-            self.engine._run_blocks(self.text[: count * BLOCK_TOKENS], cache)
+            self.engine.run_blocks(self.text[: count * BLOCK_TOKENS], cache)
         return list(self._saved(cache, count))
 
     def cost(self, codec: Codec, blocks: Sequence[memoryview]) -> dict[str, float]:
@@ -133,7 +133,7 @@ class Bench:
         """Log probabilities [answer tokens, vocabulary] behind a context whose full blocks were changed."""
         cache = KVCache(self.engine.layout, self.engine.model.device)
         count = len(context) // BLOCK_TOKENS
-        self.engine._run_blocks(context[: count * BLOCK_TOKENS], cache)
+        self.engine.run_blocks(context[: count * BLOCK_TOKENS], cache)
         if change is not None:
             changed = [change(block) for block in self._saved(cache, count)]
             cache.truncate(0)

@@ -65,7 +65,7 @@ def config(cache_dir: Path) -> Config:
 def copy_rates(engine: TransformersEngine, tokens: list[int]) -> dict[str, float]:
     """Strided copies between cache and payload, against a plain copy of the same bytes."""
     blocks = len(tokens) // engine.block_tokens
-    cache = engine._take_cache(len(tokens))
+    cache = engine.take_cache(len(tokens))
     size = engine.layout.payload_bytes
     slab = torch.zeros(blocks, size, dtype=torch.uint8)
     other = torch.zeros_like(slab)
@@ -86,7 +86,7 @@ def copy_rates(engine: TransformersEngine, tokens: list[int]) -> dict[str, float
         plain.append(copied - started)
         into.append(restored - copied)
         out.append(saved - restored)
-    engine._give_back(cache)
+    engine.give_back(cache)
     return {
         "plain_copy_gb_per_s": blocks * size / statistics.median(plain[1:]) / 1e9,
         "restore_of_plain": ratio(plain[1:], into[1:]),

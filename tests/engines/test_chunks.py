@@ -66,13 +66,13 @@ def blended(engine: TransformersEngine, request: Request) -> tuple[Blend, KVCach
     first = request.chunks[0][0]
     cache.reserve(len(request.tokens))
     if first:
-        engine._run_blocks(request.tokens[:first], cache)
+        engine.run_blocks(request.tokens[:first], cache)
     return engine.chunks.blend(request, request.chunks, cache, lambda: False, None), cache
 
 
 def full(engine: TransformersEngine, tokens: Sequence[int]) -> tuple[torch.Tensor, KVCache]:
     cache = KVCache(engine.layout, engine.model.device)
-    return engine._run_blocks(tokens, cache), cache
+    return engine.run_blocks(tokens, cache), cache
 
 
 def answer(engine: TransformersEngine, request: Request) -> Result:

@@ -31,7 +31,7 @@ def test_answers_come_nearer_with_moved_keys_and_nearer_still_with_heads(
         tokens = text[start : start + 2 * CHUNK]
         new = torch.tensor([text[start + 2 * CHUNK : start + 2 * CHUNK + SCORED]])
         exact = KVCache(engine.layout, engine.model.device)
-        engine._run_blocks(tokens, exact)
+        engine.run_blocks(tokens, exact)
         right = said(engine, new, exact)
         for name in off:
             engine.chunks.reuse = ChunkReuse(16 if name == "heads" else 0, 0.3 if name == "deviating" else 0)

@@ -50,7 +50,7 @@ def engine(tiny_model: Callable[..., Path], fake_store: Any) -> TransformersEngi
 
 def block_bytes(engine: TransformersEngine, tokens: list[int], index: int) -> bytes:
     """What the engine's cache holds for block `index` after a prefill of `tokens` without any store."""
-    cache = engine._take_cache(len(tokens))
+    cache = engine.take_cache(len(tokens))
     engine._prefill(tokens, None, cache, engine._account(tokens, None))
     payload = bytearray(engine.layout.payload_bytes)
     cache.save_block(index, memoryview(payload))
@@ -74,7 +74,7 @@ def test_restored_bytes_equal_stored_ones(
     tokens = prompt(5 * BLOCK + 3)
     engine.prefill_logits(tokens)
     chain = engine.prefix.chain(tokens, None)  # type: ignore[union-attr]
-    cache = engine._take_cache(len(tokens))
+    cache = engine.take_cache(len(tokens))
     assert engine.prefix is not None
     engine.prefix.restore(engine.prefix.find(chain, len(tokens), None), cache)
     for index, key in enumerate(chain.keys):
@@ -88,7 +88,7 @@ def test_payload_is_layers_kv_heads_tokens_dim(
 ) -> None:
     """The layout is a promise to every reader of stored blocks, so it is checked against its own words."""
     tokens = prompt(2 * BLOCK)
-    cache = engine._take_cache(len(tokens))
+    cache = engine.take_cache(len(tokens))
     engine._prefill(tokens, None, cache, engine._account(tokens, None))
     payload = bytearray(engine.layout.payload_bytes)
     cache.save_block(1, memoryview(payload))
@@ -150,7 +150,7 @@ def test_stored_answer_blocks_are_those_of_a_prefill(
     assert result.stored_blocks == len(chain) == 5
     for index, key in enumerate(chain.keys):
         assert bytes(fake_store.blocks[key]) == block_bytes(engine, whole, index)
-    cache = engine._take_cache(len(whole))
+    cache = engine.take_cache(len(whole))
     engine._prefill(tokens, None, cache, engine._account(tokens, None))
     for token in result.tokens:
         engine._forward([token], cache)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,8 @@ from tiercel.codecs import marked
 from tiercel.codecs.consent import LossyAttention
 from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.account import Account
-from tiercel.engines.transformers.answer import Answer, Stopped
+from tiercel.engines.transformers.answer import Stopped
+from tiercel.engines.transformers.answering import ROOM_DEADLINE_S, Answering, Moves, Step
 from tiercel.engines.transformers.chunk_cache import ChunkCache, chunk_identity
 from tiercel.engines.transformers.chunk_prefill import chunked_prompts
 from tiercel.engines.transformers.chunks import ChunkReuse, Span
@@ -47,10 +48,8 @@ from tiercel.engines.transformers.offload import Offload
 from tiercel.engines.transformers.prefilled import Prefill
 from tiercel.engines.transformers.prefix import Found, PrefixStore
 from tiercel.engines.transformers.prompts import chat_prompt, check_tokens, cut, encode
-from tiercel.engines.transformers.request import Event, Request, Result, Timing
-from tiercel.engines.transformers.sampling import Sampler
+from tiercel.engines.transformers.request import Event, Request
 from tiercel.engines.transformers.selective import Selecting, selecting
-from tiercel.engines.transformers.text import StreamDecoder
 from tiercel.errors import ModelError, RequestError
 from tiercel.store import PrefillEstimator, Sight
 from tiercel.store.policy import Decision, Hints, Outcome
@@ -58,10 +57,6 @@ from tiercel.store.policy import Decision, Hints, Outcome
 if TYPE_CHECKING:
     from tiercel.store import TieredStore
 
-# Reserved beyond the prompt at once; longer answers grow the buffers.
-_ANSWER_TOKENS_RESERVED = 256
-# How long storing may wait for RAM that is still being written down, once the answer is out.
-_ROOM_DEADLINE_S = 2.0
 _NO_HINTS = Hints()
 
 
@@ -114,7 +109,7 @@ class TransformersEngine:
         self._idle_cache: KVCache | None = None
         self.cost = PrefillEstimator()
         self._load_always = load_always
-        alone = ChunkCache(self.model, self.layout, self._run_blocks, self.cost, load_always=load_always)
+        alone = ChunkCache(self.model, self.layout, self.run_blocks, self.cost, load_always=load_always)
         self.chunks = chunked_prompts(self.model, self.layout, chunks, self._make_cache, alone)
         if store is not None:
             self.attach(store)
@@ -178,20 +173,18 @@ class TransformersEngine:
         """Prefill `tokens` and return the last token's logits, storing its full blocks if asked to."""
         check_tokens(self.model, tokens, room=0)
         chain = self.chain(tokens, salt) if use_cache else None
-        cache, account = self._take_cache(len(tokens)), self._account(tokens, chain)
+        cache, account = self.take_cache(len(tokens)), self._account(tokens, chain)
         try:
             with self._accounted(account, cache):
                 prefilled = self._prefill(tokens, chain, cache, account)
-            prefilled = replace(prefilled, decision=self._report(prefilled.decision))
+            prefilled = replace(prefilled, decision=self.report(prefilled.decision))
             if store_blocks:
                 blocks = len(tokens) // self.block_tokens
                 # Asked for by name, not by traffic: there need not be a second time.
-                self._save(
-                    chain, cache, prefilled.restored.blocks, blocks, _ROOM_DEADLINE_S, sight=Sight.SURE
-                )
+                self.save(chain, cache, prefilled.restored.blocks, blocks, ROOM_DEADLINE_S, sight=Sight.SURE)
             return prefilled
         finally:
-            self._give_back(cache)
+            self.give_back(cache)
 
     def explain(self, tokens: Sequence[int], *, salt: str | None = None) -> Decision:
         """What would be done with a prompt now, and why; loads and computes nothing. May run beside answers.
@@ -232,7 +225,7 @@ class TransformersEngine:
         if found is not None and found.meet:
             self._meet(tokens, found, account, cache, stop)
         context = cache.length
-        logits = self._run_blocks(tokens[context:], cache, stop)
+        logits = self.run_blocks(tokens[context:], cache, stop)
         wait_for_device(self.model.device)
         account.prefill_s = time.perf_counter() - started
         reused = account.reused_blocks * self.block_tokens
@@ -284,9 +277,10 @@ class TransformersEngine:
         finally:
             if outcome != "answered":
                 account.computed_tokens = max(0, cache.length - account.restored.blocks * self.block_tokens)
-                self._report(account.done(outcome))
+                self.report(account.done(outcome))
 
-    def _report(self, decision: Decision) -> Decision:
+    def report(self, decision: Decision) -> Decision:
+        """Tell the store, if there is one, what became of a prompt; returns the decision as it is kept."""
         return decision if self.prefix is None else self.prefix.report(decision)
 
     def _meet(
@@ -309,14 +303,14 @@ class TransformersEngine:
                     claimed = meeting.claim(index, cost.seconds(size, index * size))
                 if not claimed:
                     break
-                self._run_blocks(tokens[index * size : (index + 1) * size], cache, stop)
+                self.run_blocks(tokens[index * size : (index + 1) * size], cache, stop)
         loaded = len(found.chain) - max(meeting.loaded_from, cache.length // size)
         if loaded:
             cache.cover(len(found.chain) * size)
             restored.sources.update(meeting.sources)
         self.prefix.faults += meeting.failed
 
-    def _run_blocks(
+    def run_blocks(
         self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
     ) -> torch.Tensor:
         """Append `tokens` to `cache`, which ends at a block boundary, a block at a time. Raises Stopped."""
@@ -349,123 +343,46 @@ class TransformersEngine:
         answer; what was prefilled is stored, nothing is leased. Take the iterator to its end for the
         answer's own blocks to be stored.
         """
+        return self._alone(self.answering(request, stop))
+
+    def answering(self, request: Request, stop: Callable[[], bool] = _never) -> Moves:
+        """An answer as a coroutine, see `answering`: for who runs the tokens of several together.
+
+        Raises RequestError at once if the request cannot be served.
+        """
         check_tokens(self.model, request.tokens, room=1)
         if request.stop and self.model.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the model folder has none")
         chain = self.chain(request.tokens, request.salt) if request.use_cache else None
-        return self._answer(request, chain, stop)
+        return Answering(self, request, chain, stop).moves()
 
-    def _answer(self, request: Request, chain: Chain | None, stop: Callable[[], bool]) -> Iterator[Event]:
-        limit = self._answer_tokens_max(request)
-        cache = self._take_cache(len(request.tokens) + min(limit, _ANSWER_TOKENS_RESERVED))
-        answer = Answer(self.model.eos_ids, StreamDecoder(self.model.tokenizer, request.stop), limit)
-        sampler = Sampler(request, self.model.device)
-        keep = chain if request.hints.store else None
-        sight = request.hints.sight()
-        try:
-            started = time.perf_counter()
-            account = self._account(request.tokens, chain, request.hints)
-            cache.prompt_begins(request.tokens)
-            with self._accounted(account, cache):
-                prefilled = self._prefill_asked(request, chain, cache, account, stop)
-                answer.reused_tokens = prefilled.reused_tokens
-                delta = answer.add(sampler.pick(prefilled.logits))
-            first_token = time.perf_counter()
-            exact, stored = prefilled.exact_tokens, prefilled.stored_blocks
-            decision = self._report(replace(prefilled.decision, ttft_s=first_token - started))
-            delta = replace(delta, decision=decision)
-            try:
-                yield delta
-            finally:  # also when the client has gone: the prefill is paid for
-                saving = time.perf_counter()
-                blocks = exact // self.block_tokens
-                stored += self._save(keep, cache, prefilled.restored.blocks, blocks, 0.0, sight=sight)
-                self._pin(request, request.tokens)
-                store_s = time.perf_counter() - saving
-            if answer.finish_reason is None:
-                cache.prompt_done()
-            decode_s = 0.0
-            while answer.finish_reason is None:
-                begun = time.perf_counter()
-                delta = answer.add(sampler.pick(self._forward(answer.tokens[-1:], cache)))
-                decode_s += time.perf_counter() - begun
-                yield delta
-            saving = time.perf_counter()
-            stored += self._save_rest(request, exact, keep, cache)
-            settling = time.perf_counter()
-            store_s += settling - saving
-            if keep is not None and exact == len(request.tokens):
-                stored += self._settle(request, answer.tokens, cache)
-            self._pin(request, [*request.tokens, *answer.tokens])
-            settle_s = time.perf_counter() - settling
-            yield Result(
-                tokens=tuple(answer.tokens),
-                text=answer.decoder.text,
-                finish_reason=answer.finish_reason,
-                prompt_tokens=len(request.tokens),
-                reused_tokens=prefilled.reused_tokens,
-                stored_blocks=stored,
-                sources=dict(prefilled.restored.sources),
-                decision=decision,
-                timing=Timing(
-                    ttft_s=first_token - started,
-                    lookup_s=prefilled.lookup_s,
-                    load_s=prefilled.restored.load_s,
-                    prefill_s=prefilled.prefill_s,
-                    decode_s=decode_s,
-                    store_s=store_s,
-                    settle_s=settle_s,
-                ),
-            )
-        except Stopped:
-            self._save(keep, cache, 0, cache.length // self.block_tokens, 0.0, sight=sight)
-        finally:
-            self._give_back(cache)
+    def _alone(self, moves: Moves) -> Iterator[Event]:
+        with closing(moves):
+            for move in moves:
+                while isinstance(move, Step):
+                    move = moves.send(self._forward([move.token], move.cache))
+                yield move
 
-    def _save_rest(self, request: Request, exact: int, chain: Chain | None, cache: KVCache) -> int:
-        """Store the prompt's blocks that found no room at once, now that nobody waits for the next token."""
-        blocks = exact // self.block_tokens
-        if self.prefix is None or chain is None or not cache.settles:
-            return 0
-        if (held := self.prefix.stored_blocks(chain)) >= blocks:
-            return 0
-        sight = request.hints.sight(Sight.AGAIN)
-        return self._save(chain, cache, held, blocks, _ROOM_DEADLINE_S, sight=sight)
+    @contextmanager
+    def read(
+        self, request: Request, chain: Chain | None, cache: KVCache, stop: Callable[[], bool]
+    ) -> Iterator[Prefill]:
+        """Prefill a request's prompt; what is done inside is picking its first token. Raises Stopped.
 
-    def _pin(self, request: Request, tokens: Sequence[int]) -> None:
-        """Keep what is stored of these tokens, if the request asks for it."""
-        chain = self.chain(tokens, request.salt) if request.use_cache and request.hints.pin_s else None
-        if self.prefix is not None and chain is not None:
-            self.prefix.pin(chain, request.hints.pin_s)
-
-    def _settle(self, request: Request, answer: Sequence[int], cache: KVCache) -> int:
-        """Recompute and store the full blocks that hold generated tokens; returns how many were stored."""
-        tokens = [*request.tokens, *answer]
-        first, last = len(request.tokens) // self.block_tokens, len(tokens) // self.block_tokens
-        if self.prefix is None or first == last or not cache.settles:
-            return 0
-        chain = self.chain(tokens, request.salt)
-        assert chain is not None
-        held = self.prefix.stored_blocks(chain)
-        if held < first or held == last:  # unreachable without its prefix, or already there
-            return 0
-        cache.truncate(first * self.block_tokens)
-        self._run_blocks(tokens[first * self.block_tokens : last * self.block_tokens], cache)
-        # The work is done, and its prompt was worth keeping.
-        return self._save(chain, cache, first, last, _ROOM_DEADLINE_S, sight=request.hints.sight(Sight.SURE))
+        A prompt that gets none is reported.
+        """
+        account = self._account(request.tokens, chain, request.hints)
+        cache.prompt_begins(request.tokens)
+        with self._accounted(account, cache):
+            yield self._prefill_asked(request, chain, cache, account, stop)
 
     # --- bookkeeping ---
-
-    def _answer_tokens_max(self, request: Request) -> int:
-        context = self.model.context_tokens
-        room = request.max_new_tokens if context is None else context - len(request.tokens)
-        return min(request.max_new_tokens, room)
 
     def chain(self, tokens: Sequence[int], salt: str | None = None) -> Chain | None:
         """Names of the full blocks of `tokens`, for the store's calls; None without a store."""
         return None if self.prefix is None else self.prefix.chain(tokens, salt)
 
-    def _save(
+    def save(
         self,
         chain: Chain | None,
         cache: KVCache,
@@ -475,11 +392,12 @@ class TransformersEngine:
         *,
         sight: Sight = Sight.NEW,
     ) -> int:
+        """Store blocks `start..stop-1` of `cache`, if there is a store: see `PrefixStore.save`."""
         if self.prefix is None or chain is None:
             return 0
         return self.prefix.save(chain, cache, start, stop, deadline_s=deadline_s, sight=sight)
 
-    def _take_cache(self, tokens: int) -> KVCache:
+    def take_cache(self, tokens: int) -> KVCache:
         """An empty cache with room for `tokens`: if free, the last one again, whose pages are touched."""
         cache, self._idle_cache = self._idle_cache, None
         if cache is None:
@@ -487,6 +405,7 @@ class TransformersEngine:
         cache.reserve(tokens, exactly=True)
         return cache
 
-    def _give_back(self, cache: KVCache) -> None:
+    def give_back(self, cache: KVCache) -> None:
+        """`cache` is no longer needed for what it holds."""
         cache.clear()
         self._idle_cache = cache
