@@ -37,10 +37,16 @@ LAZILY = {
     "opentelemetry": {"web"},
 }
 
-# The places where a foreign library's exceptions are translated, and where accounts of requests are kept,
-# which must not cost anybody one; as `package/module.py`.
+# The places where a foreign library's exceptions are translated, where accounts of requests are kept, which
+# must not cost anybody one, and where one answer's fault must not be another's; as `package/module.py`.
 MAY_CATCH_EVERYTHING = frozenset(
-    {"engines/transformers/model.py", "store/lane.py", "store/reports.py", "engines/vllm/accounts.py"}
+    {
+        "engines/transformers/model.py",
+        "engines/transformers/batch.py",
+        "engines/vllm/accounts.py",
+        "store/lane.py",
+        "store/reports.py",
+    }
 )
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 

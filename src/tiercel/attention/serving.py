@@ -43,6 +43,10 @@ class Context(Protocol):
         """Attention of one new token over what it may see of the prompt, and over `new`, the tokens since."""
         ...
 
+    def make_room(self) -> None:
+        """Take now what attending takes of the device, if that is anything."""
+        return
+
 
 class Served:
     """One sequence's KV under a policy.
@@ -70,9 +74,9 @@ class Served:
         if isinstance(prepared, Reading):
             where = _host_of(prepared, host)
             self.reads_host |= isinstance(where, ExactHost)
-            self._keep(layer, Fetching(prepared, where, self))
+            self._keep(layer, Fetching(prepared, where, self), (prepared.keys, prepared.values))
         elif isinstance(prepared, Fixed):
-            self._keep(layer, Kept(prepared, self.lot))
+            self._keep(layer, Kept(prepared, self.lot), (prepared.keys, prepared.values))
         else:
             raise TypeError(f"{type(prepared).__name__} has no form for serving")
 
@@ -80,11 +84,17 @@ class Served:
         """Keep what a layer's own window of `window` tokens may still see of [1, kv_heads, tokens, dim]."""
         first = max(0, keys.shape[2] - (window - 1))
         part = (self.lot.put(keys[0, :, first:]), self.lot.put(values[0, :, first:]))
-        self._keep(layer, Window(part, window))
+        self._keep(layer, Window(part, window), (keys, values))
 
-    def _keep(self, layer: int, context: Context) -> None:
+    def _keep(self, layer: int, context: Context, like: Part) -> None:
         self._contexts[layer] = context
-        self._new[layer] = NewTokens(self.lot)
+        self._new[layer] = NewTokens(self.lot, like)
+
+    def make_room(self) -> None:
+        """Make room for one new token in all layers. Raises RequestError where it does not fit the device."""
+        for layer, new in self._new.items():
+            self._contexts[layer].make_room()
+            new.make_room()
 
     @torch.inference_mode()
     def attend(self, call: Call) -> Tensor:
@@ -99,7 +109,7 @@ class Served:
 
         What comes back is valid until the next call with this name.
         """
-        into = self.buffer(name, (*index.shape, rows.shape[-1]), rows.dtype)
+        into = self.landing(name, rows, index.shape[1])
         where = index.to(rows.device)
         if into.device == rows.device:
             for head in range(rows.shape[0]):
@@ -108,6 +118,10 @@ class Served:
             into.copy_(torch.stack([rows[head][where[head]] for head in range(rows.shape[0])]))
         self.moved_bytes += into.nbytes
         return into
+
+    def landing(self, name: str, rows: Tensor, count: int) -> Tensor:
+        """The buffer of that name for `count` rows per head of [kv_heads, n, …]."""
+        return self.buffer(name, (rows.shape[0], count, rows.shape[-1]), rows.dtype)
 
     def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The buffer of that name and shape, which layers use in turn."""
@@ -125,19 +139,21 @@ class Served:
 
 
 class NewTokens:
-    """Keys and values of the tokens since the prompt, exact, of one layer; room grows as they come."""
+    """Keys and values of the tokens since the prompt, exact, of one layer; room grows as they come.
 
-    def __init__(self, lot: Lot) -> None:
+    They have heads, dimensions and dtypes of `like`, both [1, kv_heads, n, dim].
+    """
+
+    def __init__(self, lot: Lot, like: Part) -> None:
         self._lot = lot
+        self._kinds = [(one.shape[1], one.shape[3], one.dtype) for one in like]
         self._room: Part | None = None
         self.tokens = 0
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Keep [kv_heads, 1, dim] more."""
         assert keys.shape[1] == 1, "one new token at a time"
-        room = self._room
-        if room is None or self.tokens == room[0].shape[1]:
-            room = self._grown(keys, values)
+        room = self.make_room()
         for kept, one in zip(room, (keys, values), strict=True):
             kept[:, self.tokens].copy_(one[:, 0])
         self.tokens += 1
@@ -148,19 +164,22 @@ class NewTokens:
         keys, values = self._room
         return keys[:, : self.tokens], values[:, : self.tokens]
 
-    def _grown(self, keys: Tensor, values: Tensor) -> Part:
-        tokens = self.tokens + max(_NEW_TOKENS, self.tokens // 2)
+    def make_room(self) -> Part:
+        """Buffers with room for one more. Raises RequestError where it does not fit the device."""
         old = self._room
-        made = [self._lot.empty((one.shape[0], tokens, one.shape[2]), one.dtype) for one in (keys, values)]
+        if old is not None and self.tokens < old[0].shape[1]:
+            return old
+        tokens = self.tokens + max(_NEW_TOKENS, self.tokens // 2)
+        keys, values = (self._lot.empty((heads, tokens, dim), dtype) for heads, dim, dtype in self._kinds)
         if old is not None:
-            for bigger, kept in zip(made, old, strict=True):
+            for bigger, kept in zip((keys, values), old, strict=True):
                 bigger[:, : self.tokens].copy_(kept)
             self._lot.free(*old)
-        self._room = (made[0], made[1])
+        self._room = (keys, values)
         return self._room
 
 
-class Kept:
+class Kept(Context):
     """A set of tokens per head; the rest is dropped. All heads' tokens lie one after the other."""
 
     def __init__(self, prepared: Fixed, lot: Lot) -> None:
@@ -183,7 +202,7 @@ class Kept:
         return torch.cat(outputs, 2)
 
 
-class Window:
+class Window(Context):
     """The end of the prompt that the model's own window still sees, and sees less of with every token."""
 
     def __init__(self, part: Part, window: int) -> None:
@@ -202,6 +221,8 @@ class Host(Protocol):
 
     def fetch(self, index: Tensor, served: Served) -> Part: ...
 
+    def make_room(self, count: int, served: Served) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ExactHost:
@@ -213,6 +234,11 @@ class ExactHost:
     def fetch(self, index: Tensor, served: Served) -> Part:
         """Bring the tokens `index` [kv_heads, count] over."""
         return served.fetch("keys", self.keys, index), served.fetch("values", self.values, index)
+
+    def make_room(self, count: int, served: Served) -> None:
+        """Take the buffers that `count` tokens per head pass through."""
+        served.landing("keys", self.keys, count)
+        served.landing("values", self.values, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +257,21 @@ class CodedHost:
     def _one(self, name: str, packed: Packed, index: Tensor, served: Served) -> Tensor:
         codes = served.fetch(f"{name} codes", packed.codes[0], index)
         lengths = served.fetch(f"{name} lengths", packed.lengths[0], index)
-        into = served.buffer(name, (*index.shape, packed.dim), self.dtype)
+        into = self._decoded(name, packed, index.shape[1], served)
         return into.copy_(self.codec.unpack(Packed(codes, lengths, packed.dim)))
 
+    def make_room(self, count: int, served: Served) -> None:
+        """Take the buffers that `count` tokens per head pass through."""
+        for name, packed in (("keys", self.keys), ("values", self.values)):
+            served.landing(f"{name} codes", packed.codes[0], count)
+            served.landing(f"{name} lengths", packed.lengths[0], count)
+            self._decoded(name, packed, count, served)
 
-class Fetching:
+    def _decoded(self, name: str, packed: Packed, count: int, served: Served) -> Tensor:
+        return served.buffer(name, (packed.codes.shape[1], count, packed.dim), self.dtype)
+
+
+class Fetching(Context):
     """A digest and the latest tokens on the device; the others in host memory, some fetched per step."""
 
     def __init__(self, prepared: Reading, host: Host, served: Served) -> None:
@@ -255,6 +291,10 @@ class Fetching:
         index = scores.topk(self._count, dim=-1).indices
         chosen = self._host.fetch(index, self._served)
         return attend_parts(call.queries, [chosen, self._recent, new], call.scale, call.softcap)
+
+    def make_room(self) -> None:
+        """Take the buffers that chosen tokens pass through."""
+        self._host.make_room(self._count, self._served)
 
 
 def _host_of(prepared: Reading, host: Part | None) -> Host:

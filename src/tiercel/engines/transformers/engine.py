@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.account import Account
 from tiercel.engines.transformers.answer import Stopped
 from tiercel.engines.transformers.answering import ROOM_DEADLINE_S, Answering, Moves, Step
+from tiercel.engines.transformers.batch import Batch, answers
 from tiercel.engines.transformers.chunk_cache import ChunkCache, chunk_identity
 from tiercel.engines.transformers.chunk_prefill import chunked_prompts
 from tiercel.engines.transformers.chunks import ChunkReuse, Span
@@ -49,6 +50,7 @@ from tiercel.engines.transformers.prefilled import Prefill
 from tiercel.engines.transformers.prefix import Found, PrefixStore
 from tiercel.engines.transformers.prompts import chat_prompt, check_tokens, cut, encode
 from tiercel.engines.transformers.request import Event, Request
+from tiercel.engines.transformers.rows import Together
 from tiercel.engines.transformers.selective import Selecting, selecting
 from tiercel.errors import ModelError, RequestError
 from tiercel.store import PrefillEstimator, Sight
@@ -70,7 +72,8 @@ class TransformersEngine:
     `store` None never reuses anything across requests. `adapter` is the digest of whatever changes the
     weights after loading (a merged adapter). What is stored is loaded where that is expected to be faster
     than computing it, or `load_always`. With `kv_device_bytes` no more KV than that lies on the device at a
-    time, the rest in host memory. A `policy` changes answers: they read of their prompt what it keeps.
+    time, the rest in host memory. A `policy` changes answers: they read of their prompt what it keeps. Up to
+    `batch` answers are generated together, see `batch`; alone each is as with 1.
     Loading blocks; raises ModelError, and EngineError for a policy that was not judged for the model.
     """
 
@@ -89,9 +92,11 @@ class TransformersEngine:
         kv_device_bytes: int | None = None,
         policy: LossyAttention | None = None,
         chunks: ChunkReuse | None = None,
+        batch: int = 1,
     ) -> None:
-        if block_tokens < 1:
-            raise ModelError(f"block_tokens is {block_tokens}; accepted is 1 or more")
+        for name, given in (("block_tokens", block_tokens), ("batch", batch)):
+            if given < 1:
+                raise ModelError(f"{name} is {given}; accepted is 1 or more")
         self.model = load_model(model_dir, dtype=dtype, device=device, attention=attention)
         self.layout = BlockLayout(self.model.shapes, self.model.kv_dtype, block_tokens)
         self.selecting: Selecting | None = None
@@ -106,13 +111,21 @@ class TransformersEngine:
         self._adapter, self._load_deadline_s = adapter, load_deadline_s
         maker = self.selecting or self.offload
         self._make_cache: MakeCache = KVCache if maker is None else maker.make_cache
-        self._idle_cache: KVCache | None = None
+        self._idle_caches: list[KVCache] = []
+        self.batch_size, self._together = batch, self._ready_for(batch)
         self.cost = PrefillEstimator()
         self._load_always = load_always
         alone = ChunkCache(self.model, self.layout, self.run_blocks, self.cost, load_always=load_always)
         self.chunks = chunked_prompts(self.model, self.layout, chunks, self._make_cache, alone)
         if store is not None:
             self.attach(store)
+
+    def _ready_for(self, batch: int) -> Together | None:
+        if batch == 1:
+            return None
+        # A policy begins where a prompt ends; without one its attention is the exact one, by rows as well.
+        make_cache = KVCache if self.selecting is not None else self._make_cache
+        return Together(self.model, self.layout, make_cache)
 
     def attach(self, store: TieredStore) -> None:
         """Reuse and keep blocks in `store` from now on; its slots must hold `layout.payload_bytes`.
@@ -345,16 +358,39 @@ class TransformersEngine:
         """
         return self._alone(self.answering(request, stop))
 
+    def batch(self) -> Batch:
+        """Answer several requests at once, up to as many as the engine was made for, by whoever steps it."""
+        return Batch(self, self.batch_size)
+
+    def generate_together(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """Answer `requests`, several at once: see `batch.answers`.
+
+        Raises RequestError at once if one of them cannot be served.
+        """
+        known = list(requests)
+        for request in known:
+            self._check(request)
+        return answers(self.batch(), known)
+
     def answering(self, request: Request, stop: Callable[[], bool] = _never) -> Moves:
         """An answer as a coroutine, see `answering`: for who runs the tokens of several together.
 
         Raises RequestError at once if the request cannot be served.
         """
+        self._check(request)
+        chain = self.chain(request.tokens, request.salt) if request.use_cache else None
+        return Answering(self, request, chain, stop).moves()
+
+    def _check(self, request: Request) -> None:
         check_tokens(self.model, request.tokens, room=1)
         if request.stop and self.model.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the model folder has none")
-        chain = self.chain(request.tokens, request.salt) if request.use_cache else None
-        return Answering(self, request, chain, stop).moves()
+
+    def run_together(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+        """Run a token of each of several answers; the logits of each, [vocabulary]."""
+        if self._together is None or len(steps) == 1:
+            return [self._forward([step.token], step.cache) for step in steps]
+        return self._together.run(steps)
 
     def _alone(self, moves: Moves) -> Iterator[Event]:
         with closing(moves):
@@ -398,14 +434,14 @@ class TransformersEngine:
         return self.prefix.save(chain, cache, start, stop, deadline_s=deadline_s, sight=sight)
 
     def take_cache(self, tokens: int) -> KVCache:
-        """An empty cache with room for `tokens`: if free, the last one again, whose pages are touched."""
-        cache, self._idle_cache = self._idle_cache, None
-        if cache is None:
-            cache = self._make_cache(self.layout, self.model.device)
+        """An empty cache with room for `tokens`: an idle one, whose pages are touched, where there is one."""
+        idle = self._idle_caches
+        cache = idle.pop() if idle else self._make_cache(self.layout, self.model.device)
         cache.reserve(tokens, exactly=True)
         return cache
 
     def give_back(self, cache: KVCache) -> None:
         """`cache` is no longer needed for what it holds."""
         cache.clear()
-        self._idle_cache = cache
+        if len(self._idle_caches) < self.batch_size:
+            self._idle_caches.append(cache)

@@ -163,6 +163,10 @@ class KVCache(Cache):
                 layer.rebind()
         self.capacity = capacity
 
+    def make_room(self) -> None:
+        """Make room for one token of an answer in all layers, so that memory does not run out among them."""
+        self.reserve(self.length + 1)
+
     def prompt_begins(self, tokens: Sequence[int]) -> None:
         """What follows is the prefill of `tokens`, restored or computed, and then its answer."""
 

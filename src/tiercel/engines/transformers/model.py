@@ -94,6 +94,12 @@ def load_model(
     )
 
 
+def sliding_windows(module: Any) -> tuple[int | None, ...]:
+    """How far back each layer sees, as transformers' own cache and masks have it (None: all)."""
+    layers: list[Any] = list(DynamicCache(config=module.config).layers)
+    return tuple(int(one.sliding_window) if one.is_sliding else None for one in layers)
+
+
 def _existing_folder(given: Path) -> Path:
     """The folder itself, with its config.json seen to be one."""
     try:

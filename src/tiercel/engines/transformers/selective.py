@@ -225,6 +225,11 @@ class SelectiveCache(KVCache):
             self._release()
         self.layers = [AnsweringLayer(self, tokens) for _ in self._buffered]
 
+    def make_room(self) -> None:
+        """Make room for one token of an answer on the device. Raises RequestError where there is none."""
+        assert self._served is not None
+        self._served.make_room()
+
     def attend(self, call: Call) -> Tensor | None:
         """Attention by the policy; None while the prompt is read, which is watched where anybody does."""
         if self._served is not None:

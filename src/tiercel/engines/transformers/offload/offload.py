@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from transformers.cache_utils import DynamicCache
 
 from tiercel.attention.device import DeviceMemory, Lot
 from tiercel.engines.device import Copier
 from tiercel.engines.transformers.layout import BlockLayout
-from tiercel.engines.transformers.model import LoadedModel
+from tiercel.engines.transformers.model import LoadedModel, sliding_windows
 from tiercel.engines.transformers.offload.attention import NAME
 from tiercel.engines.transformers.offload.budget import divide
 from tiercel.engines.transformers.offload.cache import OffloadedCache
@@ -34,7 +31,7 @@ class Offload:
     def __init__(
         self, model: LoadedModel, layout: BlockLayout, budget_bytes: int, *, stream_from_tokens: int = 2
     ) -> None:
-        self.windows = _windows(model.module)
+        self.windows = sliding_windows(model.module)
         division = divide(layout, self.windows, budget_bytes)
         self.piece_tokens, self.stream_from_tokens = division.piece_tokens, stream_from_tokens
         self._block_tokens = layout.block_tokens
@@ -75,9 +72,3 @@ class Offload:
         error = float((got - expected).norm() / expected.norm().clamp(min=1e-9))
         if not error <= _PROBE_ERROR_MAX:
             raise ModelError(f"its attention by parts says something else (differs by {error:.1%})")
-
-
-def _windows(module: Any) -> tuple[int | None, ...]:
-    """How far back each layer sees, as transformers' own cache and masks have it (None: all)."""
-    layers: list[Any] = list(DynamicCache(config=module.config).layers)
-    return tuple(int(one.sliding_window) if one.is_sliding else None for one in layers)

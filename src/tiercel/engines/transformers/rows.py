@@ -1,0 +1,212 @@
+"""The next tokens of several sequences in one step: a row each, linear layers together, attention by rows.
+
+A row attends to its own cache, by the function that would do it alone: nothing is padded, and no row has to
+do with another one's length. Products of several rows may round otherwise than of one, in the last bits of
+the dtype. It runs no prompts, and knows neither requests nor stores.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tiercel.engines.transformers.answering import Step
+from tiercel.engines.transformers.kv_cache import KVCache, MakeCache
+from tiercel.engines.transformers.layout import BlockLayout
+from tiercel.engines.transformers.model import LoadedModel, sliding_windows
+from tiercel.errors import ModelError
+
+# What a model's keys carry from the cache to its attention: the layer whose they are.
+MARK = "_tiercel_rows"
+# Two sequences of different length, tried alone and together when an engine is made.
+_PROBE_LENGTHS, _PROBE_STEPS = (5, 9), 3
+# Half precision rounds otherwise in products of several rows; a wrong place or row is far beyond that.
+_PROBE_ERROR_MAX = 0.05
+# Of one sequence each, and of no use to an attention that is called for one token of one row.
+_OF_THE_BATCH = ("position_ids", "cache_position")
+
+Attention = Callable[..., tuple[Tensor, Any]]
+# How the caches of some sequences become the one of their step, layer by layer.
+MakeRows = Callable[[Sequence[KVCache]], Cache]
+
+
+class RowsLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers has no types
+    """One layer of several sequences, each of which keeps its own. `window`: how far it sees (None: all)."""
+
+    is_sliding = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, layers: Sequence[Any], window: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers has no types
+        self._layers, self.window = layers, window
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Give each sequence its row of [rows, kv_heads, 1, dim]; returns them as they are, marked."""
+        self._pairs = [
+            layer.update(key_states[row : row + 1], value_states[row : row + 1])
+            for row, layer in enumerate(self._layers)
+        ]
+        setattr(key_states, MARK, self)
+        return key_states, value_states
+
+    def attend(self, attention: Attention, module: torch.nn.Module, query: Tensor, **how: Any) -> Tensor:
+        """Attend [rows, heads, 1, dim], each row to what its own layer gave back; [rows, 1, heads, dim].
+
+        Raises ModelError where the model's window is not what its caches and masks go by.
+        """
+        if how.get("sliding_window") != self.window:
+            raise ModelError(f"it sees {how.get('sliding_window')} tokens back where {self.window} are due")
+        outputs = []
+        for row, (keys, values) in enumerate(self._pairs):
+            # What is shorter is passed on as it is: caches may have marked it.
+            if self.window is not None and keys.shape[2] > self.window:
+                keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
+            outputs.append(attention(module, query[row : row + 1], keys, values, None, **how)[0])
+        return torch.cat(outputs)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As if the new tokens were all: masks are none of the model's business here."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """None that all rows have in common; where each stands is said by its position."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No maximum (-1 in transformers' terms)."""
+        return -1
+
+
+class Together:
+    """Runs steps of several sequences of `model`, whose attention is made ready for it, for good.
+
+    Raises ModelError, one line, for a model that says something else together than alone.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        layout: BlockLayout,
+        make_cache: MakeCache = KVCache,
+        make_rows: MakeRows | None = None,
+    ) -> None:
+        self._model, self._windows = model, sliding_windows(model.module)
+        self._make_rows = self._plain_rows if make_rows is None else make_rows
+        try:
+            self._use_our_attention()
+            self._probe([make_cache(layout, model.device) for _ in range(2 * len(_PROBE_LENGTHS))])
+        except ModelError as error:
+            raise ModelError(
+                f"answers of {model.name} cannot be decoded together: {error}; accepted: batch = 1"
+            ) from None
+
+    @torch.inference_mode()
+    def run(self, steps: Sequence[Step]) -> list[Tensor]:
+        """Run a token of each; the logits of each, [vocabulary]."""
+        model, caches = self._model, [step.cache for step in steps]
+        places = [[int(cache.get_seq_length())] for cache in caches]
+        output = model.module(
+            input_ids=torch.tensor([[step.token] for step in steps], device=model.device),
+            position_ids=torch.tensor(places, device=model.device),
+            past_key_values=self._make_rows(caches),
+            use_cache=True,
+            **({"logits_to_keep": 1} if model.keeps_last_logits else {}),
+        )
+        return list(output.logits[:, -1])
+
+    def _plain_rows(self, caches: Sequence[KVCache]) -> Cache:
+        return Cache(
+            layers=[
+                RowsLayer([cache.layers[index] for cache in caches], window)
+                for index, window in enumerate(self._windows)
+            ]
+        )
+
+    def _use_our_attention(self) -> None:
+        module = self._model.module
+        name = _registered(str(module.config._attn_implementation))
+        module.set_attn_implementation(name)
+        if module.config._attn_implementation != name:
+            raise ModelError("its attention cannot be replaced")
+
+    @torch.inference_mode()
+    def _probe(self, caches: Sequence[KVCache]) -> None:
+        """See that each of several sequences says together what it says alone."""
+        module, device, vocabulary = self._model.module, self._model.device, self._model.vocab_tokens
+        count = len(_PROBE_LENGTHS)
+        for cache, length in zip(caches, _PROBE_LENGTHS * 2, strict=True):
+            ids = (torch.arange(length, device=device) * 3 + length) % vocabulary
+            module(input_ids=ids[None], past_key_values=cache, use_cache=True)
+        for at in range(_PROBE_STEPS):
+            steps = [Step((7 + at + row % count) % vocabulary, cache) for row, cache in enumerate(caches)]
+            alone = [
+                module(
+                    input_ids=torch.tensor([[step.token]], device=device),
+                    past_key_values=step.cache,
+                    use_cache=True,
+                ).logits[0, -1].float()
+                for step in steps[:count]
+            ]  # fmt: skip
+            for one, other in zip(alone, self.run(steps[count:]), strict=True):
+                error = float((other.float() - one).norm() / one.norm().clamp(min=1e-9))
+                if not error <= _PROBE_ERROR_MAX:
+                    raise ModelError(
+                        f"several sequences say something else than one (differs by {error:.1%})"
+                    )
+        for cache in caches:
+            cache.clear()
+
+
+def _registered(name: str) -> str:
+    """Tell transformers of an attention that is `name`, by rows where the keys are those of several."""
+    ours = f"tiercel_rows_of_{name}"
+    AttentionInterface.register(ours, partial(_attention, name))
+    if (mask := ALL_MASK_ATTENTION_FUNCTIONS.get(name)) is not None:
+        AttentionMaskInterface.register(ours, mask)
+    return ours
+
+
+def _attention(
+    name: str,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **how: Any,
+) -> tuple[Tensor, Any]:
+    """What a model calls per layer."""
+    alone = _attention_named(name, module)
+    rows = getattr(key, MARK, None)
+    if isinstance(rows, RowsLayer):
+        how = {key: value for key, value in how.items() if key not in _OF_THE_BATCH}
+        return rows.attend(alone, module, query, **how), None
+    if query.shape[0] != 1:
+        raise ModelError(f"{type(module).__name__} attends to more than KV as it is")
+    return alone(module, query, key, value, attention_mask, **how)
+
+
+def _attention_named(name: str, module: torch.nn.Module) -> Attention:
+    """The function behind a name; `eager` is each model's own, beside its attention module."""
+    own: Attention | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    found = own if name == "eager" else ALL_ATTENTION_FUNCTIONS.get(name)
+    if found is None:
+        raise ModelError(f"{type(module).__name__} has no attention of the name {name}")
+    return found
