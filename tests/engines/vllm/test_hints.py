@@ -33,7 +33,7 @@ def tiered(folder: Path) -> TieredStore:
 def settle(engine: ToyEngine) -> None:
     """Let the asker do what it was asked to do when nobody waits for it."""
     asker = engine.connector._scheduler.asker
-    assert eventually(lambda: asker._queue.empty() and asker._busy_since_s is None)
+    assert eventually(lambda: not asker._desk.waiting and asker._desk.busy_s < 0)
 
 
 def test_no_store_leaves_nothing_and_no_load_reuses_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from tests.engines.vllm.toy import Toy, prompt, toy_store
 from tests.store.support import FaultyTier, disk, drop_ram, eventually
 
 from tiercel.engines.vllm import asker, scheduler
+from tiercel.engines.vllm.asker import Ask
 from tiercel.engines.vllm.jobs import LoadJob, Step
 from tiercel.engines.vllm.mover import CpuMover
 from tiercel.engines.vllm.worker import WorkerSide
-from tiercel.store import Hit, LaneOptions, PrefillCost, Prompt, TieredStore
+from tiercel.store import Choice, Hit, LaneOptions, PrefillCost, Prompt, TieredStore
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -154,7 +156,18 @@ def test_what_vllm_has_of_a_prompt_is_no_reason_to_wait_for_the_rest(
     monkeypatch.setattr(WorkerSide, "load", noted)
     cost = PrefillCost(token_s=0.005)
     with Toy(tmp_path, store).start() as engine:
-        engine.connector._scheduler.side._pace.prompt = lambda tokens, size: Prompt(tokens, size, cost)
+        side = engine.connector._scheduler.side
+        side._pace.prompt = lambda tokens, size: Prompt(tokens, size, cost)
+        chosen: list[Choice] = []
+        patience = side._patience
+
+        def seen(ask: Ask, local: int, tokens: int) -> tuple[float, float]:
+            assert ask.hit is not None
+            assert ask.hit.choice is not None
+            chosen.append(ask.hit.choice)
+            return patience(ask, local, tokens)
+
+        side._patience = seen
         tokens = prompt(161)
         engine.run("cold", tokens, 4)
         engine.forget()
@@ -164,6 +177,11 @@ def test_what_vllm_has_of_a_prompt_is_no_reason_to_wait_for_the_rest(
             engine.run(name, tokens[:length], 4)
         assert [(job.start, job.stop) for job in jobs] == [(0, 5), (5, 10)]
         assert [job.compute_s for job in jobs] == pytest.approx([80 * 0.005] * 2)
+        whole, half = chosen
+        assert jobs[0].patience_s == pytest.approx(whole.patience_s)
+        assert half.blocks == 10, "it was asked for all of the prompt"
+        rest = replace(half, load_s=half.load_s / 2, recompute_s=cost.seconds(81, 80))
+        assert jobs[1].patience_s == pytest.approx(rest.patience_s)
         engine.settled()
 
 

@@ -7,17 +7,16 @@ scheduler only ever looks at an `Ask`; what is not answered by its deadline is a
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from tiercel.engines.vllm.adapters import Adapters
 from tiercel.engines.vllm.jobs import HASH_BYTES, NOBODY, Owner
 from tiercel.engines.vllm.naming import Names
-from tiercel.engines.vllm.threads import leave_pinned_core
+from tiercel.engines.vllm.threads import Desk
 from tiercel.store import Hit, Prompt, Store
 from tiercel.store.figures import RAM
 from tiercel.store.sessions import tenant_of
@@ -73,9 +72,7 @@ class Asker:
         self._store = store
         self._names: Sequence[Names] = ()
         self._adapters = Adapters()
-        self._queue: queue.Queue[Ask | Left | None] = queue.Queue(_QUEUE_MAX)
-        self._busy_since_s: float | None = None
-        self._thread = self._start()
+        self._desk = Desk("ask", 1, _QUEUE_MAX)
 
     def use(self, names: Sequence[Names]) -> None:
         """Ask under these names from now on, one per shard."""
@@ -83,53 +80,23 @@ class Asker:
 
     def stuck(self) -> bool:
         """Whether a lookup has not come back for so long that others need not wait behind it."""
-        since_s = self._busy_since_s
-        return since_s is not None and time.monotonic() - since_s > ASK_DEADLINE_S
+        return self._desk.busy_s > ASK_DEADLINE_S
 
     def ask(self, question: Ask) -> None:
         """Queue a question. Never blocks."""
-        try:
-            self._queue.put_nowait(question)
-        except queue.Full:
+        if not self._desk.submit(partial(self._attend, question)):
             question.hit = Hit()
 
     def remember(self, left: Left) -> None:
         """Queue what a session left; forgotten when the queue is full. Never blocks."""
-        with suppress(queue.Full):
-            self._queue.put_nowait(left)
+        self._desk.submit(partial(self._remember, left))
 
     def close(self) -> None:
         """End the thread after the question it is at. Waits a second at most."""
         self._names = ()
-        try:
-            self._queue.put_nowait(None)
-        except queue.Full:
-            return
-        self._thread.join(1.0)
+        self._desk.close(1.0)
 
-    def _start(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name="tiercel-ask", daemon=True)
-        thread.start()
-        return thread
-
-    def _run(self) -> None:
-        leave_pinned_core()
-        ended = False
-        try:
-            while (asked := self._queue.get()) is not None:
-                self._busy_since_s = time.monotonic()
-                if isinstance(asked, Left):
-                    self._remember(asked)
-                else:
-                    self._attend(asked)
-                    self._see_to(asked)
-                self._busy_since_s = None
-            ended = True
-        finally:
-            # A fault of ours is shown by this thread's end; those who wait must not wait in vain.
-            self._busy_since_s = None
-            if not ended:
-                self._thread = self._start()
+    # On the thread.
 
     def _attend(self, question: Ask) -> None:
         try:
@@ -139,6 +106,7 @@ class Asker:
                 question.hit = Hit()
             question.answered_s = time.monotonic()
             question.answered.set()
+        self._see_to(question)
 
     def _answer(self, question: Ask) -> None:
         digest = None
@@ -153,7 +121,7 @@ class Asker:
             return
         question.prompt = question.price()
         # With others waiting, only what is known without asking around.
-        probe_s = min(_PROBE_S, left_s) if self._queue.empty() else 0.0
+        probe_s = min(_PROBE_S, left_s) if not self._desk.waiting else 0.0
         shortest: Hit | None = None
         there = len(question.hashes) // HASH_BYTES
         for names in self._names:

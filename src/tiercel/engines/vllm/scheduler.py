@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -215,13 +216,21 @@ class SchedulerSide:
 
     def _patience(self, ask: Ask, local: int, tokens: int) -> tuple[float, float]:
         """How long to wait for tokens behind `local` ones, and what computing them takes instead."""
-        size, hit, prompt = self.grid.block_tokens, ask.hit, ask.prompt
+        hit, prompt = ask.hit, ask.prompt
         if hit is None or hit.choice is None or prompt is None:
             return math.inf, 0.0
-        if set(hit.sources[local // size : (local + tokens) // size]) <= {RAM}:
+        first, stop = (at // self.grid.block_tokens for at in (local, local + tokens))
+        if set(hit.sources[first:stop]) <= {RAM}:
             return math.inf, 0.0
-        # What vLLM has of the prompt would not be computed either.
-        return hit.choice.patience_s, prompt.cost.saved(tokens, local)
+        # What vLLM has of the prompt is neither loaded nor computed. Tiers work side by side.
+        chosen, part = Counter(hit.sources[: hit.worth]), Counter(hit.sources[first:stop])
+        share = max(part[place] / chosen[place] for place in part if place != RAM)
+        rest = replace(
+            hit.choice,
+            load_s=share * hit.choice.load_s,
+            recompute_s=prompt.cost.seconds(prompt.tokens - local, local),
+        )
+        return rest.patience_s, prompt.cost.saved(tokens, local)
 
     # Keeping.
 

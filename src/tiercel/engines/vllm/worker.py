@@ -8,10 +8,9 @@ but for a moment in steps that compute nothing.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,13 +20,11 @@ from tiercel.engines.vllm.layout import Copies, Layout
 from tiercel.engines.vllm.mover import Mark, Mover
 from tiercel.engines.vllm.naming import Names, names_of_shards
 from tiercel.engines.vllm.stats import Tally
-from tiercel.engines.vllm.threads import leave_pinned_core
+from tiercel.engines.vllm.threads import Desk
 from tiercel.store import Store
 
-_Jobs = queue.SimpleQueue[Callable[[], None] | None]
-
 _LOAD_THREADS, _SAVE_THREADS = 2, 1
-_SAVES_MAX = 1024
+_LOADS_MAX, _SAVES_MAX = 4096, 1024
 # Blocks per question to the store: few enough to start copying early, enough to keep questions rare.
 _BATCH_BYTES = 32 << 20
 _SAVE_DEADLINE_S = 5.0
@@ -65,17 +62,11 @@ class WorkerSide:
         self._unfinished = 0
         self._results = Results(set(), set(), set())
         self._done = Done()
-        self._loads: _Jobs = queue.SimpleQueue()
-        self._saves: _Jobs = queue.SimpleQueue()
-        self._saving = 0
         # Blocks that any load brought so far; what two threads count at once need not be exact.
         self._arrived = 0
         self._closing = False
-        self._threads: list[threading.Thread] = []
-        for _ in range(_LOAD_THREADS):
-            self._start("load", self._loads)
-        for _ in range(_SAVE_THREADS):
-            self._start("save", self._saves)
+        self._loads = Desk("load", _LOAD_THREADS, _LOADS_MAX)
+        self._saves = Desk("save", _SAVE_THREADS, _SAVES_MAX)
 
     def load(self, step: Step) -> None:
         """Start a step's loads. Called once per step, after its compute was queued."""
@@ -86,7 +77,8 @@ class WorkerSide:
         for job in step.loads:
             with self._ended:
                 self._unfinished += 1
-            self._loads.put(partial(self._load, job, names, mark, until_s))
+            if not self._loads.submit(partial(self._load, job, names, mark, until_s)):
+                self._loaded(job, job.start, 0, names.identity.block_tokens, 0.0)
 
     def save(self, step: Step) -> None:
         """Start a step's saves. Called once per step, after its compute was queued."""
@@ -96,13 +88,11 @@ class WorkerSide:
         mark = self._mover.mark() if self._shard.writes else None
         until_s = time.monotonic() + _SAVE_DEADLINE_S
         for job in step.saves:
-            if not self._shard.writes or self._saving >= _SAVES_MAX:
-                self._saved(job, skipped=self._shard.writes)
-                continue
             with self._ended:
                 self._unfinished += 1
-                self._saving += 1
-            self._saves.put(partial(self._save, job, names, mark, until_s))
+            keep = partial(self._save, job, names, mark, until_s)
+            if not (self._shard.writes and self._saves.submit(keep)):
+                self._saved(job, skipped=self._shard.writes)
 
     def pause(self, waiting: bool) -> None:
         """In a step without tokens: give a job or a lookup that is about to end the moment it needs."""
@@ -127,30 +117,9 @@ class WorkerSide:
     def close(self, wait_s: float = 2.0) -> None:
         """End the threads. Nothing more is copied: the engine's memory may be gone next."""
         self._closing = True
-        for jobs in [self._loads] * _LOAD_THREADS + [self._saves] * _SAVE_THREADS:
-            jobs.put(None)
         until_s = time.monotonic() + wait_s
-        for thread in self._threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
-
-    # On the transfer threads.
-
-    def _start(self, name: str, jobs: _Jobs) -> None:
-        thread = threading.Thread(target=self._run, args=(name, jobs), name=f"tiercel-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _run(self, name: str, jobs: _Jobs) -> None:
-        leave_pinned_core()
-        ended = False
-        try:
-            while (job := jobs.get()) is not None:
-                job()
-            ended = True
-        finally:
-            # A fault of ours is shown by this thread's end; the jobs that wait must not hang on it.
-            if not ended:
-                self._start(name, jobs)
+        self._loads.close(wait_s)
+        self._saves.close(max(0.0, until_s - time.monotonic()))
 
     def _named(self, step: Step) -> Names:
         """This rank's names under the step's identity."""
@@ -159,6 +128,8 @@ class WorkerSide:
             self._identity = step.identity
             self._names = names_of_shards(step.identity, {self._shard.number: self._shard})[0]
         return self._names
+
+    # On the transfer threads.
 
     def _load(self, job: LoadJob, names: Names, mark: Mark, until_s: float) -> None:
         started_s = time.monotonic()
@@ -208,7 +179,7 @@ class WorkerSide:
             self._tally.add("saved_blocks", stored)
             self._tally.add("saved_bytes", stored * block_bytes)
             self._tally.add("save_seconds", time.monotonic() - started_s)
-            self._saved(job, skipped=started_s >= until_s, queued=True)
+            self._saved(job, skipped=started_s >= until_s)
 
     def _write(self, job: SaveJob, names: Names, mark: Mark, deadline_s: float) -> int:
         chain = names.chain(job.request, job.hashes, job.owner)
@@ -247,12 +218,10 @@ class WorkerSide:
                 self._done.failed.add(job.request)
             self._ended.notify_all()
 
-    def _saved(self, job: SaveJob, *, skipped: bool, queued: bool = False) -> None:
+    def _saved(self, job: SaveJob, *, skipped: bool) -> None:
         self._tally.add("saves_skipped", skipped)
         with self._ended:
-            if queued:
-                self._unfinished -= 1
-                self._saving -= 1
+            self._unfinished -= 1
             self._done.saves[job.number] = 1
             self._ended.notify_all()
 
