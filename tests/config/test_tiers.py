@@ -36,6 +36,19 @@ def test_a_networked_tier_needs_a_url_and_no_size() -> None:
     )
 
 
+def test_a_tier_in_memory_gets_what_ram_lets_go_of_unless_told_otherwise() -> None:
+    config = load(
+        {"kind": "memory", "size": "1GiB"},
+        {"kind": "memory", "size": "2GiB", "write": "through"},
+        {"path": "/a", "size": "4GiB"},
+    )
+    assert [tier.write for tier in config.tiers] == ["on-evict", "through", "through"]
+    assert config.host_bytes == config.ram.size_bytes + 3 * 2**30
+    assert ("tiers.0.write", "on-evict", "default") in [
+        (one.key, one.value, one.origin) for one in config.rows()
+    ]
+
+
 def test_a_password_is_shown_nowhere() -> None:
     config = load({"kind": "valkey", "url": URL})
     assert "secret" not in repr(config) + "\n".join(config.describe())
@@ -48,7 +61,7 @@ def test_a_password_is_shown_nowhere() -> None:
         ({"kind": "valkye", "url": URL}, "tiers.0.kind: 'valkye' is no kind of tier; did you mean 'valkey'?"),
         (
             {"kind": "disk", "path": "/a"},
-            "accepted: files, valkey, objects, mooncake, or the name of an entry",
+            "accepted: files, memory, valkey, objects, mooncake, or the name of an entry",
         ),
         ({"kind": "valkey"}, "tiers.0.url: is missing; accepted: a URL"),
         ({"kind": "valkey", "url": "host:6379"}, "tiers.0.url: 'host:6379' is not accepted; accepted: a URL"),
@@ -56,6 +69,19 @@ def test_a_password_is_shown_nowhere() -> None:
         ({"path": "/a", "size": "1GB", "url": URL}, "tiers.0.url: does not go with kind 'files'"),
         ({"url": URL}, "accepted: path, or a kind of valkey, objects, mooncake"),
         ({"path": "/a"}, "tiers.0.size: is missing; accepted: a size"),
+        ({"kind": "memory"}, "tiers.0.size: is missing; accepted: a size"),
+        (
+            {"kind": "memory", "size": "1GB", "path": "/a"},
+            "tiers.0.path: does not go with kind 'memory'; accepted: size, or a kind of files",
+        ),
+        (
+            {"kind": "memory", "size": "1GB", "url": URL},
+            "tiers.0.url: does not go with kind 'memory'; accepted: size, or a kind of valkey",
+        ),
+        (
+            {"kind": "memory", "size": "1GB", "encrypt": "env:KEY"},
+            "tiers.0.encrypt: does not go with kind 'memory'; accepted: size, or a kind of files, valkey",
+        ),
         ({"size": "1GB"}, "tiers.0.path: is missing; accepted: a path"),
         (
             {"path": "/a", "size": "1GB", "required": "perhaps"},
@@ -90,4 +116,6 @@ def test_a_kind_of_another_package_is_known_by_its_entry_point(monkeypatch: pyte
     entry = EntryPoint("tape", "tapes:Tape", tiers.TIER_ENTRY_POINTS)
     monkeypatch.setattr(tiers, "entry_points", lambda group: EntryPoints([entry]))
     assert load({"kind": "tape", "url": "tape://library/7"}).tiers[0].kind == "tape"
-    assert "accepted: files, valkey, objects, mooncake, tape, or" in refusal({"kind": "tope2", "url": URL})
+    assert "accepted: files, memory, valkey, objects, mooncake, tape, or" in refusal(
+        {"kind": "tope2", "url": URL}
+    )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests.store.support import FaultyTier, chain, disk, drop_ram, get, make_store, put, raising
-from tests.tiers.memory_tier import MemoryTier
 
 from tiercel.store import LaneOptions, TieredStore, WriteMode
+from tiercel.tiers.memory import MemoryTier
 
 
 def evict(store: TieredStore, seeds: range) -> None:
@@ -19,7 +19,11 @@ def evict(store: TieredStore, seeds: range) -> None:
 
 
 def test_each_tier_gets_blocks_as_its_write_mode_says() -> None:
-    through, on_evict, off = MemoryTier("through"), MemoryTier("on-evict"), MemoryTier("off")
+    through, on_evict, off = (
+        MemoryTier(64 << 20, name="through"),
+        MemoryTier(64 << 20, name="on-evict"),
+        MemoryTier(64 << 20, name="off"),
+    )
     modes = [(through, WriteMode.THROUGH), (on_evict, WriteMode.ON_EVICT), (off, WriteMode.OFF)]
     with make_store(*((tier, LaneOptions(write=mode)) for tier, mode in modes)) as store:
         assert put(store, chain(4)) == 4

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.tiers.memory_tier import MemoryTier
 
 from tiercel.blocks import BlockKey, Chain
 from tiercel.blocks.record import HEADER_BYTES
@@ -16,6 +15,7 @@ from tiercel.errors import TierError
 from tiercel.store.inspect import CachePlace
 from tiercel.testing.records import PAYLOAD_BYTES, RECORD_BYTES, chain, record, records
 from tiercel.tiers import Fate, FilesTier, Outcome
+from tiercel.tiers.memory import MemoryTier
 
 CHAINS = {
     "plain": chain(8),
@@ -228,7 +228,7 @@ def test_a_record_that_cannot_be_read_is_bad(root: Path, monkeypatch: pytest.Mon
 
 
 def memory_place() -> tuple[MemoryTier, CachePlace]:
-    tier = MemoryTier()
+    tier = MemoryTier(64 << 20)
     for one in CHAINS.values():
         tier.write(*records(one))
     return tier, CachePlace(tier, "memory")

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.servers.valkey import ValkeyServer
-from tests.tiers.memory_tier import MemoryTier
 
 from tiercel.blocks import (
     HEADER_BYTES,
@@ -41,6 +40,7 @@ from tiercel.tiers.coded import Coded, coded
 from tiercel.tiers.encrypted import encrypted
 from tiercel.tiers.extras import Peeks, Recycles, Shared, Tidies
 from tiercel.tiers.keyring import KeyRing
+from tiercel.tiers.memory import MemoryTier
 from tiercel.tiers.registry import open_tier
 
 SHAPE = BlockShape("bfloat16", (2, 2, 2, 64, 32))
@@ -64,7 +64,7 @@ class TestLosslessOverMemory(TierContract):
 
     @pytest.fixture
     def tier(self) -> Tier:
-        return coded(MemoryTier(), LOSSLESS)
+        return coded(MemoryTier(64 << 20), LOSSLESS)
 
 
 class TestLosslessOverFiles(TierContract):
@@ -100,13 +100,13 @@ class TestLossyKeepsUnmarkedBlocksExactly(TierContract):
 
     @pytest.fixture
     def tier(self) -> Tier:
-        return coded(MemoryTier(), LOSSY["int4"])
+        return coded(MemoryTier(64 << 20), LOSSY["int4"])
 
 
 class TestNoneOnlyReads(TierContract):
     @pytest.fixture
     def tier(self) -> Tier:
-        return coded(MemoryTier(), None)
+        return coded(MemoryTier(64 << 20), None)
 
 
 def exact() -> Identity:
@@ -152,7 +152,7 @@ def at_rest(inner: Tier, chain: Chain, index: int = 0) -> memoryview:
 
 
 def test_an_exact_codec_gives_back_the_record_bit_for_bit_and_takes_less() -> None:
-    inner, chain = MemoryTier(), chain_of(exact())
+    inner, chain = MemoryTier(64 << 20), chain_of(exact())
     wrote = block(chain)
     (outcome,) = coded(inner, LOSSLESS).write([chain.keys[0]], [wrote])
     lies = at_rest(inner, chain)
@@ -165,7 +165,7 @@ def test_an_exact_codec_gives_back_the_record_bit_for_bit_and_takes_less() -> No
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_lossy_codec_gives_back_a_sealed_record_of_nearly_equal_numbers(name: str) -> None:
-    inner, chain = MemoryTier(), chain_of(lossy(name))
+    inner, chain = MemoryTier(64 << 20), chain_of(lossy(name))
     wrote = block(chain)
     before = bytes(wrote)
     tier = coded(inner, LOSSY[name])
@@ -181,7 +181,7 @@ def test_a_lossy_codec_gives_back_a_sealed_record_of_nearly_equal_numbers(name: 
     assert (plain.codec, plain.payload_bytes) == (RAW_CODEC, PAYLOAD)
     off = floats(back) - floats(wrote)
     assert 0 < np.linalg.norm(off) / np.linalg.norm(floats(wrote)) < 0.12
-    again = coded(MemoryTier(), LOSSY[name])
+    again = coded(MemoryTier(64 << 20), LOSSY[name])
     again.write([chain.keys[0]], [back])
     twice = floats(read(again, chain)[1])
     assert np.linalg.norm(twice - floats(back)) <= 0.5 * np.linalg.norm(off), "a second time adds little"
@@ -203,7 +203,7 @@ def test_exact_and_lossy_blocks_of_the_same_tokens_have_no_key_in_common(name: s
 def test_a_lossy_tier_keeps_a_block_without_its_mark_exactly(name: str) -> None:
     others = [one for one in LOSSY if one != name]
     for who in (exact(), lossy(others[0])):
-        inner, chain = MemoryTier(), chain_of(who)
+        inner, chain = MemoryTier(64 << 20), chain_of(who)
         tier, wrote = coded(inner, LOSSY[name]), block(chain)
         tier.write([chain.keys[0]], [wrote])
         lies = parse(at_rest(inner, chain))
@@ -220,7 +220,7 @@ def test_a_lossy_tier_keeps_a_block_without_its_mark_exactly(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_lossy_record_under_the_key_of_an_exact_block_is_corrupt(name: str) -> None:
     """However it came to lie there."""
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     near, plain = chain_of(lossy(name)), chain_of(exact())
     tier = coded(inner, LOSSY[name])
     tier.write([near.keys[0]], [block(near)])
@@ -236,7 +236,7 @@ def test_a_lossy_record_under_the_key_of_an_exact_block_is_corrupt(name: str) ->
 
 
 def test_stores_with_and_without_codecs_share_a_place_and_read_each_others_exact_blocks() -> None:
-    inner, chain = MemoryTier(), chain_of(exact(), 2)
+    inner, chain = MemoryTier(64 << 20), chain_of(exact(), 2)
     packing, plain = coded(inner, LOSSLESS), coded(inner, None)
     packing.write([chain.keys[0]], [block(chain, 0)])
     plain.write([chain.keys[1]], [block(chain, 1, seed=2)])
@@ -246,7 +246,7 @@ def test_stores_with_and_without_codecs_share_a_place_and_read_each_others_exact
 
 
 def test_a_codec_of_another_release_is_a_miss_and_the_record_stays() -> None:
-    inner, chain = MemoryTier(), chain_of(exact())
+    inner, chain = MemoryTier(64 << 20), chain_of(exact())
     tier = coded(inner, LOSSLESS)
     tier.write([chain.keys[0]], [block(chain)])
     lies = at_rest(inner, chain)
@@ -270,7 +270,7 @@ def test_no_byte_of_an_encoded_record_can_change_unseen(name: str) -> None:
     wrote = buffer(record_bytes(payload))
     payload_of(wrote, payload)[:] = numbers()[: payload // 2].tobytes()
     seal(wrote, chain, 0, payload, time.time_ns())
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     tier = coded(inner, codec_of(name))
     tier.write([chain.keys[0]], [wrote])
     lies = at_rest(inner, chain)
@@ -292,7 +292,7 @@ def test_no_byte_of_an_encoded_record_can_change_unseen(name: str) -> None:
 
 
 def test_noise_is_stored_plain_and_no_record_gets_longer() -> None:
-    inner, chain = MemoryTier(), chain_of(exact())
+    inner, chain = MemoryTier(64 << 20), chain_of(exact())
     made = buffer(RECORD)
     noise = np.random.default_rng(1).integers(0, 256, PAYLOAD, np.uint8)
     payload_of(made, PAYLOAD)[:] = noise.tobytes()
@@ -308,7 +308,7 @@ def test_noise_is_stored_plain_and_no_record_gets_longer() -> None:
 def test_hostile_records_are_a_miss_or_a_sealed_block_never_a_crash(
     codec: object, data: st.DataObject
 ) -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     assert hasattr(codec, "name")
     chain = chain_of(exact() if codec is LOSSLESS else lossy(codec.name))
     tier = coded(inner, codec_of(codec.name))
@@ -347,7 +347,7 @@ def test_a_flipped_bit_under_the_checksum_is_never_served() -> None:
     """The checksum of the plain payload is the last word, whatever lies in between."""
     import xxhash
 
-    inner, chain = MemoryTier(), chain_of(exact())
+    inner, chain = MemoryTier(64 << 20), chain_of(exact())
     tier = coded(inner, LOSSLESS)
     tier.write([chain.keys[0]], [block(chain)])
     lies = at_rest(inner, chain)
@@ -371,7 +371,7 @@ def test_what_the_inner_tier_offers_is_offered(tmp_path: Path) -> None:
         isinstance(files.inner, one) for one in (Shared, Recycles, Peeks, Tidies)
     ]
     assert isinstance(files, Shared)
-    assert not isinstance(coded(MemoryTier(), LOSSLESS), Shared)
+    assert not isinstance(coded(MemoryTier(64 << 20), LOSSLESS), Shared)
 
 
 def test_encoded_then_encrypted_and_sound_for_whoever_lacks_the_key(tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tiers.memory_tier import MemoryTier
 
 from tiercel.testing.conformance import TierContract
 from tiercel.tiers import FilesTier, Tier
+from tiercel.tiers.memory import MemoryTier
 
 
 class TestMemoryTier(TierContract):
     @pytest.fixture
     def tier(self) -> Tier:
-        return MemoryTier()
+        return MemoryTier(64 << 20)
 
 
 class TestFilesTierDirect(TierContract):

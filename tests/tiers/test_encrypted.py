@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tiers.memory_tier import MemoryTier
 
 from tiercel.blocks import BlockKey, Header, parse, verify
 from tiercel.blocks.record import ENCRYPTED_CODEC, RAW_CODEC, header_part, write_header
@@ -26,6 +25,7 @@ from tiercel.tiers import Fate, FilesTier, Outcome, Tier
 from tiercel.tiers.encrypted import Encrypted, encrypted
 from tiercel.tiers.extras import Peeks, Shared
 from tiercel.tiers.keyring import KeyRing
+from tiercel.tiers.memory import MemoryTier
 from tiercel.tiers.registry import open_tier
 
 OLD, NEW, OTHER = (bytes([fill]) * 32 for fill in (1, 2, 3))
@@ -51,7 +51,7 @@ def read(tier: Tier, key: BlockKey = KEY) -> tuple[Outcome, memoryview]:
 class TestOverMemory(TierContract):
     @pytest.fixture
     def tier(self) -> Tier:
-        return encrypted(MemoryTier(), ring())
+        return encrypted(MemoryTier(64 << 20), ring())
 
 
 class TestOverFilesWhileKeysRotate(TierContract):
@@ -61,7 +61,7 @@ class TestOverFilesWhileKeysRotate(TierContract):
 
 
 def test_nothing_readable_lies_in_the_place_and_the_record_stays_as_long_as_it_was() -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     wrote = record(CHAIN, fill=0x5A)
     encrypted(inner, ring()).write([KEY], [wrote])
     lies = bytes(at_rest(inner))
@@ -78,7 +78,7 @@ def test_nothing_readable_lies_in_the_place_and_the_record_stays_as_long_as_it_w
 
 
 def test_the_same_record_is_never_encrypted_alike_and_tenants_have_keys_of_their_own() -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     tier = encrypted(inner, ring())
     tier.write([KEY], [record(CHAIN)])
     first = bytes(at_rest(inner))
@@ -92,7 +92,7 @@ def test_the_same_record_is_never_encrypted_alike_and_tenants_have_keys_of_their
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, RECORD_BYTES - 1), flip=st.integers(1, 255))
 def test_a_flipped_bit_anywhere_never_comes_back_as_a_hit(at: int, flip: int) -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     tier = encrypted(inner, ring())
     tier.write([KEY], [record(CHAIN)])
     assert isinstance(verify(read(tier)[1], KEY), Header)
@@ -120,7 +120,7 @@ def forged(inner: MemoryTier, tier: Tier) -> dict[str, memoryview]:
 
 @pytest.mark.parametrize("what", ["another block's record", "payload of an older write", "a plain record"])
 def test_a_record_put_in_by_somebody_without_the_key_is_corrupt(what: str) -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     tier = encrypted(inner, ring())
     planted = forged(inner, tier)[what]
     assert read(tier)[0].fate is Fate.OK
@@ -129,7 +129,7 @@ def test_a_record_put_in_by_somebody_without_the_key_is_corrupt(what: str) -> No
 
 
 def test_a_record_renamed_to_another_key_with_its_header_made_to_fit_is_corrupt() -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     tier = encrypted(inner, ring())
     tier.write([CHAIN.keys[1]], [record(CHAIN, 1)])
     moved = at_rest(inner, CHAIN.keys[1])
@@ -143,7 +143,7 @@ def test_a_record_renamed_to_another_key_with_its_header_made_to_fit_is_corrupt(
 
 @pytest.mark.parametrize("wrong", [("k2", OTHER), ("k1", OTHER)], ids=["another id", "the same id"])
 def test_the_wrong_key_is_a_miss_and_leaves_the_record_alone(wrong: tuple[str, bytes]) -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     encrypted(inner, ring(("k1", OLD))).write([KEY], [record(CHAIN)])
     assert read(encrypted(inner, ring(wrong)))[0].fate is Fate.MISSING
     outcome, into = read(encrypted(inner, ring(("k1", OLD))))
@@ -167,7 +167,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 
 def test_a_record_under_an_older_key_is_read_and_written_again_under_the_first() -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     encrypted(inner, ring(("k1", OLD))).write([KEY], [record(CHAIN)])
     both = encrypted(inner, ring(("k2", NEW), ("k1", OLD)))
     assert rotated(inner) == "k1"
@@ -182,7 +182,7 @@ class Slow(MemoryTier):
     """Holds every write until `go`, once told to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(64 << 20)
         self.go = threading.Event()
         self.go.set()
         self.entered = threading.Event()
@@ -214,7 +214,7 @@ def test_extras_of_the_place_are_offered_and_a_peek_sees_the_plain_header(tmp_pa
     inner = FilesTier(tmp_path / "cache")
     tier = encrypted(inner, ring())
     assert isinstance(tier, Shared) is isinstance(inner, Shared)
-    assert not isinstance(encrypted(MemoryTier(), ring()), Shared)
+    assert not isinstance(encrypted(MemoryTier(64 << 20), ring()), Shared)
     if not isinstance(inner, Peeks):
         pytest.skip("the files tier does not peek yet")
     tier.write([KEY], [record(CHAIN)])
@@ -228,7 +228,7 @@ def test_extras_of_the_place_are_offered_and_a_peek_sees_the_plain_header(tmp_pa
 
 def test_a_description_too_long_to_be_hidden_is_left_out_and_the_block_kept() -> None:
     wordy = chain(1, model="名" * 600)
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     tier = encrypted(inner, ring())
     assert tier.write([wordy.keys[0]], [record(wordy)])[0].fate is Fate.OK
     outcome, into = read(tier, wordy.keys[0])
@@ -239,7 +239,7 @@ def test_a_description_too_long_to_be_hidden_is_left_out_and_the_block_kept() ->
 
 
 def test_what_is_no_record_is_refused_before_it_leaves() -> None:
-    inner = MemoryTier()
+    inner = MemoryTier(64 << 20)
     tier = encrypted(inner, ring())
     answers = tier.write([KEY, CHAIN.keys[1]], [buffer(), record(CHAIN, 1)])
     assert [one.fate for one in answers] == [Fate.FAILED, Fate.OK]

@@ -13,7 +13,6 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
-from tests.tiers.memory_tier import MemoryTier
 
 from tiercel.config import Config, TierConfig
 from tiercel.errors import TierError, TierUnreachable
@@ -21,6 +20,7 @@ from tiercel.store import open_store
 from tiercel.testing.conformance import TierContract
 from tiercel.testing.records import RECORD_BYTES, buffer, chain, record
 from tiercel.tiers import Fate, FilesTier, Outcome, Tier, registry
+from tiercel.tiers.memory import MemoryTier
 from tiercel.tiers.registry import METHODS, check_tier, open_tier, tier_names
 from tiercel.tiers.reopening import Reopening
 from tiercel.tiers.url import TierUrl
@@ -42,7 +42,7 @@ class Tape(MemoryTier):
         type(self).opened += 1
         if self.fault is not None:
             raise self.fault
-        super().__init__(name)
+        super().__init__(64 << 20, name=name)
         self.given = (url.host, deadline_s, slot_bytes)
 
     def read(self, keys, records):
@@ -102,7 +102,7 @@ def test_what_a_function_opens_is_checked_too(monkeypatch: pytest.MonkeyPatch) -
     offer(monkeypatch, lambda url, **options: object())
     with pytest.raises(TierError, match="tier of kind 'tape': object lacks the method 'contains'"):
         open_tier(config(), "tape", RECORD_BYTES)
-    nameless = MemoryTier()
+    nameless = MemoryTier(64 << 20)
     del nameless.name
     with pytest.raises(TierError, match="lacks the attribute 'name'"):
         check_tier(nameless, "it")
@@ -205,7 +205,7 @@ class TestReopening(TierContract):
 
     @pytest.fixture
     def tier(self) -> Tier:
-        return Reopening("memory", MemoryTier, "not yet")
+        return Reopening("memory", lambda: MemoryTier(64 << 20), "not yet")
 
 
 # The worked example of docs/tiers.md.

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tiercel.config import Config, TierConfig
-from tiercel.config.schema import FILES
+from tiercel.config.schema import FILES, MEMORY
 from tiercel.config.tiers import tier_kinds
 from tiercel.config.values import masked
-from tiercel.errors import ConfigError
+from tiercel.errors import ConfigError, TierError
 from tiercel.store.inspect import CachePlace
 from tiercel.tiers.registry import open_tier, tier_names
 
@@ -61,6 +61,11 @@ def tier_of(text: str, config: Config) -> TierConfig:
 
 def open_place(tier: TierConfig, config: Config, *, create: bool = False) -> CachePlace:
     """Open a tier to look at it, or with `create` to write to it. Raises `TierError`, one line."""
+    if tier.kind == MEMORY:
+        raise TierError(
+            f"a tier of kind '{MEMORY}' lies in the process that uses it: there is nothing to look at from "
+            "outside; accepted: a tier of another kind (`tiercel top` shows what a running one holds)"
+        )
     # What does not answer now is no tier to look at.
     asked = dataclasses.replace(tier, required=True)
     slot_bytes = config.ram.slot_bytes or _SLOT_BYTES
@@ -69,8 +74,12 @@ def open_place(tier: TierConfig, config: Config, *, create: bool = False) -> Cac
 
 
 def open_places(texts: Sequence[str], config: Config, stack: ExitStack) -> list[CachePlace]:
-    """Open every place named, or without names every tier of the configuration; closed with `stack`."""
-    tiers = [tier_of(text, config) for text in dict.fromkeys(texts)] if texts else list(config.tiers)
+    """Open every place named, or without names every tier of the configuration; closed with `stack`.
+
+    Of those not named, tiers in the memory of another process are passed over, if there are others.
+    """
+    outside = [tier for tier in config.tiers if tier.kind != MEMORY] or config.tiers
+    tiers = [tier_of(text, config) for text in dict.fromkeys(texts)] if texts else outside
     if not tiers:
         raise ConfigError("no cache named: give a directory or a URL, or a configuration with tiers")
     places = []

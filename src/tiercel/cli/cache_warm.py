@@ -15,6 +15,7 @@ import click
 from tiercel.cli import EXIT_INTERRUPTED
 from tiercel.cli.options import config_options, load_config
 from tiercel.cli.progress import ProgressLine
+from tiercel.config.schema import MEMORY
 from tiercel.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ def warm_command(
     for the model, or a tier did not take all blocks.
     """
     config = load_config(config_file, settings)
-    if not config.tiers:
+    if all(tier.kind == MEMORY for tier in config.tiers):
         raise ConfigError(
-            "warm: no tier is configured, and RAM ends with the command; accepted: a configuration"
+            "warm: no tier is configured that outlives the command; accepted: a configuration with one"
         )
     if missing := [package for package in _NEEDED if find_spec(package) is None]:
         raise ConfigError(

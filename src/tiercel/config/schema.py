@@ -17,8 +17,9 @@ from typing import Any
 REQUIRED = dataclasses.MISSING  # in place of a default: the setting must be given
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 FILES = "files"
+MEMORY = "memory"
 # Kinds of tiers that come with Tiercel; other packages add theirs as entry points.
-TIER_KINDS = (FILES, "valkey", "objects", "mooncake")
+TIER_KINDS = (FILES, MEMORY, "valkey", "objects", "mooncake")
 
 
 class Kind(enum.Enum):
@@ -81,17 +82,17 @@ class TierConfig:
     )
     # `setting` only declares; the linter knows that of dataclasses.field, and of a Path it is wary.
     path: Path | None = setting(Kind.PATH, None, "directory of its own for the blocks (files)")  # noqa: RUF009
-    url: str | None = setting(Kind.URL, None, "where the place is, with its options (every other kind)")
+    url: str | None = setting(Kind.URL, None, "where the place is, with its options (not files, not memory)")
     size_bytes: int | None = setting(
         Kind.SIZE,
         None,
-        "most bytes the tier may hold (needed for files; elsewhere not set: no cap of ours)",
+        "most bytes the tier may hold (needed for files and memory; elsewhere not set: no cap of ours)",
         low=MIB,
     )
     write: str = setting(
         Kind.CHOICE,
         "through",
-        "when a block is written: at once, when RAM evicts it, or never",
+        "when a block is written: at once, when RAM evicts it (what memory does unless told), or never",
         choices=("through", "on-evict", "off"),
     )
     write_per_day_bytes: int | None = setting(
@@ -187,6 +188,13 @@ class ModelConfig:
     block_tokens: int = setting(Kind.INTEGER, 256, "tokens in a block, the unit of reuse", low=1, high=65536)
     kv_device_budget_bytes: int | None = setting(
         Kind.SIZE, None, "most KV on the device, the rest lies in host memory; not set: all of it", low=KIB
+    )
+    batch: int = setting(
+        Kind.INTEGER,
+        1,
+        "answers that take their steps together; above 1 they may round otherwise",
+        low=1,
+        high=64,
     )
 
 

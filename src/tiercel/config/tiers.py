@@ -5,14 +5,16 @@ Only looks at what is configured: it opens no tier, and of a URL it knows no mor
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from tiercel.config.schema import FILES, TIER_KINDS, TIERS, TierConfig, entries
+from tiercel.config.schema import FILES, MEMORY, TIER_KINDS, TIERS, TierConfig, entries
 from tiercel.config.sources import Assignment
 from tiercel.config.values import accepted, masked
 from tiercel.errors import ConfigError
@@ -22,6 +24,23 @@ TIER_ENTRY_POINTS = "tiercel.tiers"
 KEY_SOURCES = ("file:", "env:", "command:")
 # Parameters that say where a place is; all others only say how it is used.
 _PLACE_PARAMETERS = ("endpoint", "prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a kind of tier must be told, what means nothing to it, and when it is written to unless told."""
+
+    needed: tuple[str, ...]
+    foreign: tuple[str, ...]
+    write: str = "through"
+
+
+# A key would lie in the same memory as what it encrypts. And what RAM still has need not be in memory twice.
+_RULES = {
+    FILES: _Rule(("path", "size"), ("url",)),
+    MEMORY: _Rule(("size",), ("path", "url", "encrypt"), write="on-evict"),
+}
+_NETWORKED = _Rule(("url",), ("path",))
 
 
 def check_tiers(tiers: Sequence[TierConfig], assigned: Mapping[str, Assignment]) -> None:
@@ -55,6 +74,12 @@ def check_tiers(tiers: Sequence[TierConfig], assigned: Mapping[str, Assignment])
             places[place] = index
 
 
+def by_kind(tier: TierConfig, prefix: str, assigned: Mapping[str, Assignment]) -> TierConfig:
+    """The tier at `prefix`, with what its kind does unless told."""
+    said = f"{prefix}.write" in assigned
+    return tier if said else dataclasses.replace(tier, write=_rule(tier.kind).write)
+
+
 def tier_kinds() -> list[str]:
     """Every kind there is here: those of Tiercel, then those of installed packages."""
     return list(dict.fromkeys((*TIER_KINDS, *sorted(entry_points(group=TIER_ENTRY_POINTS).names))))
@@ -73,21 +98,21 @@ def _check_kind(tier: TierConfig, prefix: str, assigned: Mapping[str, Assignment
         )
 
 
+def _rule(kind: str) -> _Rule:
+    return _RULES.get(kind, _NETWORKED)
+
+
 def _check_needs(tier: TierConfig, prefix: str, assigned: Mapping[str, Assignment]) -> None:
-    """A directory and a size for files, a URL for every other kind, and not the other's."""
-    files = tier.kind == FILES
-    needed, foreign = (("path", "size"), "url") if files else (("url",), "path")
-    given = next(a for key, a in assigned.items() if key.startswith(f"{prefix}."))
-    if f"{prefix}.{foreign}" in assigned:
-        raise assigned[f"{prefix}.{foreign}"].fail(
-            f"does not go with kind '{tier.kind}'; accepted: {needed[0]}, or "
-            + (
-                f"a kind of {', '.join(kind for kind in tier_kinds() if kind != FILES)}"
-                if files
-                else "kind 'files'"
+    """All that the kind needs, and nothing of another kind's."""
+    rule = _rule(tier.kind)
+    for name in rule.foreign:
+        if f"{prefix}.{name}" in assigned:
+            others = ", ".join(kind for kind in tier_kinds() if name not in _rule(kind).foreign)
+            raise assigned[f"{prefix}.{name}"].fail(
+                f"does not go with kind '{tier.kind}'; accepted: {rule.needed[0]}, or a kind of {others}"
             )
-        )
-    for name in needed:
+    given = next(a for key, a in assigned.items() if key.startswith(f"{prefix}."))
+    for name in rule.needed:
         if f"{prefix}.{name}" not in assigned:
             setting = next(
                 entry.setting for entry in entries() if (entry.section, entry.name) == (TIERS, name)

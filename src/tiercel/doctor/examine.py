@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tiercel.config import Config, TierConfig
-from tiercel.config.schema import FILES
+from tiercel.config import Config, TierConfig, human_bytes
+from tiercel.config.schema import FILES, MEMORY
 from tiercel.config.values import masked
 from tiercel.doctor import access, host, running, software
 from tiercel.doctor.finding import Checked, Finding, Verdict, ok, skip
@@ -55,11 +55,12 @@ def examine(asked: Questions) -> Iterator[Checked]:
 
 def _of_host(asked: Questions, daemon: Daemon) -> Iterator[Checked]:
     seen = host.read_host()
-    ram_bytes, held_bytes = asked.config.ram.size_bytes, daemon.arena_bytes
+    ram_bytes, wanted_bytes = asked.config.ram.size_bytes, asked.config.host_bytes
+    held_bytes = daemon.arena_bytes
     rdma = any("protocol=rdma" in (tier.url or "") for tier in asked.config.tiers)
     for name, check in (
-        ("memory", lambda: host.memory(seen, ram_bytes, held_bytes)),
-        ("memory limit", lambda: host.cgroup(seen, ram_bytes, held_bytes)),
+        ("memory", lambda: host.memory(seen, wanted_bytes, held_bytes)),
+        ("memory limit", lambda: host.cgroup(seen, wanted_bytes, held_bytes)),
         ("shared memory", lambda: host.shared_memory(seen)),
         ("memory files", lambda: host.memory_file(seen)),
         ("NUMA", lambda: host.numa(seen, ram_bytes)),
@@ -91,7 +92,7 @@ def _of_daemon(asked: Questions, daemon: Daemon) -> Iterator[Checked]:
 def _of_tier(
     asked: Questions, tier: TierConfig, name: str, held_bytes: int | None, prefill: Prefill
 ) -> Iterator[Checked]:
-    group = f"tier {name}: {tier.path or masked(tier.url or '')}"
+    group = f"tier {name}: {_place(tier)}"
     wait_s = asked.deadline_s
 
     def check(what: str, look: Callable[[], Finding]) -> Checked:
@@ -112,6 +113,12 @@ def _of_tier(
             yield from _measured(patient, check, prefill, wait_s)
     finally:
         patient.close()
+
+
+def _place(tier: TierConfig) -> str:
+    if tier.kind == MEMORY:
+        return human_bytes(tier.size_bytes or 0)
+    return str(tier.path) if tier.path is not None else masked(tier.url or "")
 
 
 def _held(tier: TierConfig, known_bytes: int | None, quick: bool) -> int | None:
@@ -136,7 +143,7 @@ def _measured(
     prefill: Prefill,
     wait_s: float,
 ) -> Iterator[Checked]:
-    if not patient.files:
+    if not (patient.files or patient.memory):
         yield check("round trip", lambda: round_trip(patient))
     if not patient.writes:
         yield check("self-test", lambda: skip("write = off: nothing is written there"))
@@ -158,6 +165,10 @@ def _measured(
         with patient.working:
             return self_test(patient, wait_s)
 
+    if patient.memory:
+        # It takes as long as its codec, which only a running store can tell.
+        yield check("self-test", tested)
+        return
     yield check("speed", speed)
     if not speeds:
         # What does not take or give back plain records fails here too, and may hang for as long again.

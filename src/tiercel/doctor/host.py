@@ -89,9 +89,12 @@ def _fits(limit: MemoryLimit, what: str, ram_bytes: int, held_bytes: int) -> Fin
     said = f"{human_bytes(left)} {what}"
     if held_bytes:
         return ok(f"{said}; the daemon's arena of {human_bytes(held_bytes)} is taken", left, "bytes")
-    said += f"; the arena wants {human_bytes(ram_bytes)}"
+    said += f"; blocks want {human_bytes(ram_bytes)}"
     if ram_bytes > left:
-        return fail(said, "lower ram.size, or raise the limit: the start would be refused", left, "bytes")
+        advice = (
+            "lower ram.size or the size of a tier in memory, or raise the limit: the start would be refused"
+        )
+        return fail(said, advice, left, "bytes")
     if ram_bytes > left * _ARENA_SHARE_MAX:
         return warn(said, "lower ram.size: engines and the index need memory beside the arena", left, "bytes")
     return ok(said, left, "bytes")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tiercel.blocks import HEADER_BYTES, PAGE_BYTES, BlockKey, Chain, Identity, Scope, record_bytes
 from tiercel.config import Config, TierConfig
-from tiercel.config.schema import FILES, MIB
+from tiercel.config.schema import FILES, MEMORY, MIB
 from tiercel.doctor.access import standing
 from tiercel.store.faults import FaultLog
 from tiercel.store.journal import Journal
@@ -32,6 +32,8 @@ _PAYLOAD_BYTES = 2 * MIB
 _PAYLOAD_BYTES_MAX = 8 * MIB
 MODEL = "tiercel-doctor"
 _CLEAN_UP_S = 5.0
+# Of a tier in memory so much is tried; whether all of it fits is for the checks of the host.
+_TRIED_BYTES = 64 * MIB
 
 
 class Patient:
@@ -57,6 +59,11 @@ class Patient:
         return self.config.kind == FILES
 
     @property
+    def memory(self) -> bool:
+        """Whether it is memory of the process that has it."""
+        return self.config.kind == MEMORY
+
+    @property
     def writes(self) -> bool:
         """Whether the store would ever write there."""
         return self.config.write != "off"
@@ -70,6 +77,8 @@ class Patient:
     def open(self) -> None:
         """Open the place; blocks for as long as that takes. Raises TierError or OSError."""
         config = dataclasses.replace(self.config, required=True)
+        if self.memory:
+            config = dataclasses.replace(config, size_bytes=self.slot_bytes + _TRIED_BYTES)
         if self.files and self.config.path is not None and not self.config.path.exists():
             where = standing(self.config.path)
             self._scratch = Path(tempfile.mkdtemp(prefix=".tiercel-doctor-", dir=where))

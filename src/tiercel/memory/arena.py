@@ -17,14 +17,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from tiercel.errors import MemoryLimitError
-from tiercel.memory.limits import filesystem_free_bytes, host_limit
+from tiercel.memory.limits import filesystem_free_bytes
 from tiercel.memory.populate import populate
+from tiercel.memory.slab import advise_huge, check_host, private_slab
 
 _PAGE_BYTES = 4096
-_MADV_HUGEPAGE = 14
 _PREFAULT_STEP_BYTES = 4 << 20
 _PREFAULT_PAUSE_S = 0.001
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _KEPT, _STAGED = 1, 2
 
 
@@ -63,7 +62,7 @@ class Arena:
         self.reserved = reserved
         self.kind = kind
         self._fd, self._map = _map_slab(self.slot_bytes * slots, kind, shared_dir)
-        self.huge_pages = kind is ArenaKind.PRIVATE and _advise_huge(self._map)
+        self.huge_pages = kind is ArenaKind.PRIVATE and advise_huge(self._map)
         self._view = memoryview(self._map)
         self._fresh = 0
         self._freed: list[int] = []
@@ -139,14 +138,9 @@ class Arena:
 
 
 def _map_slab(total_bytes: int, kind: ArenaKind, shared_dir: Path | None) -> tuple[int, mmap.mmap]:
-    limit = host_limit()
-    if total_bytes > limit.available_bytes:
-        raise MemoryLimitError(
-            f"RAM tier of {total_bytes} bytes does not fit: {limit.available_bytes} bytes are left "
-            f"({limit.source})"
-        )
     if kind is ArenaKind.PRIVATE:
-        return -1, mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return -1, private_slab(total_bytes, "RAM tier")
+    check_host(total_bytes, "RAM tier")
     fd = _shared_fd(total_bytes, shared_dir)
     try:
         return fd, mmap.mmap(fd, total_bytes, flags=mmap.MAP_SHARED)
@@ -184,12 +178,3 @@ def _shared_fd(total_bytes: int, shared_dir: Path | None) -> int:
 
 def _cannot_share(total_bytes: int, shared_dir: Path, fault: OSError) -> MemoryLimitError:
     return MemoryLimitError(f"shared RAM tier of {total_bytes} bytes in {shared_dir}: {fault.strerror}")
-
-
-def _advise_huge(slab: mmap.mmap) -> bool:
-    """Ask for huge pages, which cut first-touch cost and TLB misses. Whether this kernel gives them."""
-    try:
-        slab.madvise(_MADV_HUGEPAGE)
-        return "[never]" not in _HUGE_PAGES.read_text()
-    except (OSError, ValueError):
-        return False

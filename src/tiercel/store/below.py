@@ -31,6 +31,11 @@ class Below:
     def __init__(self, traffic: Sequence[Traffic]) -> None:
         self.traffic = tuple(traffic)
 
+    @property
+    def lasting(self) -> Below:
+        """Those of them that outlive this process, and that others may write to: all but its own memory."""
+        return Below([one for one in self.traffic if not one.lane.options.own_memory])
+
     def scan(self) -> None:
         """Begin to learn what all of them hold."""
         for traffic in self.traffic:
@@ -92,7 +97,7 @@ class Below:
 
     def probe(self, keys: Sequence[BlockKey], until_s: float) -> bool:
         """Ask tiers that others may write to for blocks not known here; whether any was found in time."""
-        found = [traffic.probe(keys, until_s - time.monotonic()) for traffic in self.traffic]
+        found = [traffic.probe(keys, until_s - time.monotonic()) for traffic in self.lasting.traffic]
         return max(found, default=0) > 0
 
     def touch_locked(self, keys: Sequence[BlockKey]) -> None:

@@ -8,9 +8,9 @@ from tiercel.blocks import record_bytes
 from tiercel.codecs import codec_of
 from tiercel.codecs.consent import lossy_tiers
 from tiercel.config import Config, human_bytes
-from tiercel.config.schema import MIB, TierConfig
+from tiercel.config.schema import MEMORY, MIB, TierConfig
 from tiercel.errors import MemoryLimitError, TierError
-from tiercel.memory import Arena, ArenaKind
+from tiercel.memory import Arena, ArenaKind, check_host
 from tiercel.store.options import LaneOptions, WriteMode
 from tiercel.store.policy import SecondSight
 from tiercel.store.store import TieredStore
@@ -36,6 +36,9 @@ def open_store(config: Config, payload_bytes: int) -> TieredStore:
             f"accepted is {-(-(reserved + 1) * slot_bytes // MIB)}MiB or more "
             f"({reserved} reserved for loading and 1 to keep)"
         )
+    if config.host_bytes > config.ram.size_bytes:
+        # Each alone might fit; none of it is touched yet.
+        check_host(config.host_bytes, "RAM with tiers of kind memory")
     tiers = _open_tiers(config, slot_bytes)
     try:
         arena = Arena(slot_bytes, slots, reserved=reserved, kind=ArenaKind(config.ram.kind))
@@ -57,7 +60,7 @@ def _open_tiers(config: Config, slot_bytes: int) -> list[tuple[Tier, LaneOptions
         for tier, name in zip(config.tiers, tier_names([tier.kind for tier in config.tiers]), strict=True):
             inner = open_tier(tier, name, slot_bytes)
             opened.append((coded(inner, codecs[len(opened)]), _options(tier, config)))
-    except TierError:
+    except (MemoryLimitError, TierError):
         for open_one, _ in opened:
             open_one.close()
         raise
@@ -74,4 +77,5 @@ def _options(tier: TierConfig, config: Config) -> LaneOptions:
         read_queue=config.store.read_queue_blocks,
         write_queue=config.store.write_queue_blocks,
         write_per_day_bytes=tier.write_per_day_bytes,
+        own_memory=tier.kind == MEMORY,
     )

@@ -66,8 +66,8 @@ class Lane:
         self.gate = Gate(lock, options.deadline_s, faults)
         self._paused_until_s = 0.0
         self._room_checked_s = -_SPARE_CHECK_S
-        if isinstance(tier, Recycles):
-            # One deletion per write is then what is fastest.
+        if isinstance(tier, Recycles) or options.own_memory:
+            # One deletion per write is then what is fastest, or costs nothing.
             self.index.evict_ahead = 0.0
         self._sharing = Sharing(self, tier, lock) if isinstance(tier, Shared) else None
 
@@ -393,6 +393,8 @@ class Lane:
 
     def _check_room(self) -> None:
         """Now and then ask the place for its free room, and pause writing before it is used up."""
+        if self.options.own_memory:
+            return
         now_s = time.monotonic()
         with self._lock:
             if now_s - self._room_checked_s < _SPARE_CHECK_S:

@@ -18,7 +18,8 @@ class WriteMode(StrEnum):
 class LaneOptions:
     """How a tier is used. `cap_bytes` None: no cap of ours. A call of more than `deadline_s` is a stall.
 
-    `write_per_day_bytes` None: no budget for writing.
+    `write_per_day_bytes` None: no budget for writing. `own_memory`: what lies there is this process'
+    alone, so nothing is there that the index does not know, and ends with it, so a flush leaves it out.
     """
 
     cap_bytes: int | None = None
@@ -29,3 +30,4 @@ class LaneOptions:
     read_queue: int = 1024
     write_queue: int = 1024
     write_per_day_bytes: int | None = None
+    own_memory: bool = False

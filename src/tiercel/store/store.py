@@ -278,15 +278,18 @@ class TieredStore:
         return self.below.scanned(deadline_s)
 
     def flush(self, deadline_s: float = 30.0) -> bool:
-        """Write down everything tiers should have. False if the deadline came first or a tier refused."""
-        until_s = time.monotonic() + deadline_s
+        """Write down everything that tiers should have, but for what ends with this process.
+
+        False if the deadline came first or a tier refused.
+        """
+        until_s, lasting = time.monotonic() + deadline_s, self.below.lasting
         with self.lock:
-            refused = self.below.refused_locked()
+            refused = lasting.refused_locked()
             while True:
-                self.below.give_up_locked()
-                left = self._spill_locked(self.arena.slots)
-                if not left and not self.below.writing_locked():
-                    return not self._owed_locked() and refused == self.below.refused_locked()
+                lasting.give_up_locked()
+                left = self._spill_locked(self.arena.slots, lasting)
+                if not left and not lasting.writing_locked():
+                    return not self._owed_locked(lasting) and refused == lasting.refused_locked()
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -386,7 +389,7 @@ class TieredStore:
         self.below.write_locked(entry, chain)
         few = self.arena.free_slots - self.arena.reserved < self.arena.slots * _SPILL_AHEAD_SHARE
         if few and self.below.any_on_evict:
-            self._spill_locked(int(self.arena.slots * _SPILL_AHEAD_SHARE))
+            self._spill_locked(int(self.arena.slots * _SPILL_AHEAD_SHARE), self.below)
 
     # Inner workings.
 
@@ -408,13 +411,13 @@ class TieredStore:
         """Whether RAM must keep an entry: it is pinned, or a tier is to have it before it goes."""
         return self.pinned_locked(entry.key) or self.below.spill_locked(entry)
 
-    def _spill_locked(self, blocks: int) -> int:
-        """Write the coldest blocks to the tiers that lack them. Returns how many are not there yet."""
-        return sum(self.below.spill_locked(entry) for entry in self.ram.coldest(blocks))
+    def _spill_locked(self, blocks: int, below: Below) -> int:
+        """Write the coldest blocks to those tiers that lack them. Returns how many are not there yet."""
+        return sum(below.spill_locked(entry) for entry in self.ram.coldest(blocks))
 
-    def _owed_locked(self) -> bool:
+    def _owed_locked(self, below: Below) -> bool:
         ready = [entry for entry in self.ram.entries() if entry.state is State.READY and not entry.staged]
-        return any(self.below.owes_locked(entry) for entry in ready)
+        return any(below.owes_locked(entry) for entry in ready)
 
     def unpin_locked(self, keys: Sequence[BlockKey]) -> None:
         """End the pins of some blocks."""

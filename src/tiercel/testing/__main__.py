@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiercel.config import Config
-from tiercel.config.schema import FILES
+from tiercel.config.schema import FILES, MEMORY, TIER_KINDS
 from tiercel.errors import TiercelError, TierError
 from tiercel.testing.place import Place
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pytest
 
 _PREFIX = "test_"
+# Of kinds that must have one.
+_SIZES = {FILES: "1TiB", MEMORY: "64MiB"}
 
 
 class Reporter:
@@ -72,8 +74,8 @@ def _arguments(args: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tiercel.testing",
         description="Run the tier contract on a place that is empty. The suite fills and empties it.",
     )
-    parser.add_argument("kind", help="files, valkey, objects, mooncake, or the name of an entry point")
-    parser.add_argument("--url", help="where the place is (every kind but files)")
+    parser.add_argument("kind", help=f"{', '.join(TIER_KINDS)}, or the name of an entry point")
+    parser.add_argument("--url", help="where the place is (every kind but files and memory)")
     parser.add_argument("--path", help="an empty or new directory (files)")
     parser.add_argument(
         "--encrypt", metavar="SOURCE", help="also encrypt: file:PATH, env:NAME or command:..."
@@ -86,7 +88,7 @@ def _place(given: argparse.Namespace) -> Place:
         "kind": given.kind,
         "url": given.url,
         "path": given.path,
-        "size": "1TiB" if given.kind == FILES else None,
+        "size": _SIZES.get(given.kind),
         "encrypt": given.encrypt,
         "required": True,
     }

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from tiercel.blocks import BlockKey
 from tiercel.blocks.chain import KEY_BYTES
 from tiercel.blocks.record import HEADER_BYTES
-from tiercel.config import TierConfig
-from tiercel.config.schema import FILES
+from tiercel.config import TierConfig, human_bytes
+from tiercel.config.schema import FILES, MEMORY, MIB
 from tiercel.config.tiers import TIER_ENTRY_POINTS, tier_kinds
-from tiercel.errors import TierError, TierUnreachable
+from tiercel.errors import MemoryLimitError, TierError, TierUnreachable
 from tiercel.tiers.base import Fate, Tier
 from tiercel.tiers.files import FilesTier
 from tiercel.tiers.reopening import Reopening
@@ -62,12 +62,15 @@ def open_tier(config: TierConfig, name: str, slot_bytes: int, *, create: bool = 
     With `create` false a directory is only looked at: it is neither made nor tidied, and must be a cache.
     Blocks for the tier's deadline at most, as far as its opener keeps to it. One that does not answer is
     returned nevertheless, with a warning, and answers FAILED until it does; with `required` it raises.
-    Raises `TierError`, one line.
+    Raises `TierError`, one line; `MemoryLimitError` for a tier in memory that does not fit the host.
     """
     keys = None if config.encrypt is None else _keys(config.encrypt)
-    tier = (
-        _open_files(config, name, create) if config.kind == FILES else _open_remote(config, name, slot_bytes)
-    )
+    if config.kind == FILES:
+        tier = _open_files(config, name, create)
+    elif config.kind == MEMORY:
+        tier = _open_memory(config, name, slot_bytes)
+    else:
+        tier = _open_remote(config, name, slot_bytes)
     if keys is None:
         return tier
     from tiercel.tiers.encrypted import encrypted
@@ -108,6 +111,19 @@ def _open_files(config: TierConfig, name: str, create: bool) -> Tier:
     if config.path is None:
         raise TierError(f"tier {name}: no directory is given; accepted: path = DIR")
     return FilesTier(config.path, name=name, create=create)
+
+
+def _open_memory(config: TierConfig, name: str, slot_bytes: int) -> Tier:
+    if config.size_bytes is None:
+        raise TierError(f"tier {name}: no size is given; accepted: size = SIZE")
+    if config.size_bytes < slot_bytes:
+        raise MemoryLimitError(
+            f"tier {name}: size = {human_bytes(config.size_bytes)} holds no block of "
+            f"{human_bytes(slot_bytes)}; accepted is {-(-slot_bytes // MIB)}MiB or more"
+        )
+    from tiercel.tiers.memory import MemoryTier
+
+    return MemoryTier(config.size_bytes, name=name)
 
 
 def _open_remote(config: TierConfig, name: str, slot_bytes: int) -> Tier:
