@@ -15,7 +15,7 @@ from tiercel.attention.device import Lot
 from tiercel.config import Config
 from tiercel.engines.device import Copier
 from tiercel.engines.transformers import TransformersEngine, open_engine
-from tiercel.engines.transformers.offload import Offload, cache
+from tiercel.engines.transformers.offload import Offload, lying
 from tiercel.engines.transformers.offload.resident import Residents
 from tiercel.errors import ModelError
 
@@ -204,7 +204,7 @@ def test_no_tensor_of_kv_lies_on_the_device_uncounted(
     answer(engine, tokens, max_new_tokens=5)
     buffers = [
         *offload.stream._staging,
-        *[one for pair in offload.residents._buffers if pair for one in pair],
+        *[one for share in offload.residents.shares for pair in share.buffers if pair for one in pair],
     ]
     assert sum(one.nbytes for one in buffers) == offload.memory.peak_bytes <= middle(plain)
     assert offload.memory.peak_bytes < plain.layout.token_bytes * PROMPT
@@ -251,7 +251,7 @@ def test_what_comes_next_is_copied_while_this_is_computed(
     engine = offloaded(build(tiny_model(), None), None, "least")
     offload = shared(engine)
     offload.stream.copier = slow = Slow()
-    attend = cache.attend
+    attend = lying.attend
 
     def waiting(asking: Any, keys: Any, values: Any, start: int) -> Any:
         if start < asking.first and offload.stream._next < len(offload.stream._pieces):
@@ -261,7 +261,7 @@ def test_what_comes_next_is_copied_while_this_is_computed(
         return attend(asking, keys, values, start)
 
     seen: list[bool] = []
-    monkeypatch.setattr(cache, "attend", waiting)
+    monkeypatch.setattr(lying, "attend", waiting)
     before = offload.stream.pieces, offload.stream.ready
     engine.prefill_logits(prompt(4 * BLOCK))
     pieces, ready = offload.stream.pieces - before[0], offload.stream.ready - before[1]

@@ -104,7 +104,7 @@ class TransformersEngine:
         if policy is not None:
             self.selecting = selecting(self.model, self.layout, policy, kv_device_bytes)
         elif kv_device_bytes is not None:
-            self.offload = Offload(self.model, self.layout, kv_device_bytes)
+            self.offload = Offload(self.model, self.layout, kv_device_bytes, sequences=batch)
             self.model = replace(self.model, attention=self.offload.attention)
         self.identity = model_identity(self.model, self.layout)
         self.prefix: PrefixStore | None = None
@@ -125,7 +125,8 @@ class TransformersEngine:
             return None
         # A policy begins where a prompt ends; without one its attention is the exact one, by rows as well.
         make_cache = KVCache if self.selecting is not None else self._make_cache
-        return Together(self.model, self.layout, make_cache)
+        make_rows = None if self.offload is None else self.offload.rows
+        return Together(self.model, self.layout, make_cache, make_rows)
 
     def attach(self, store: TieredStore) -> None:
         """Reuse and keep blocks in `store` from now on; its slots must hold `layout.payload_bytes`.

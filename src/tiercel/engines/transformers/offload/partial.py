@@ -52,10 +52,6 @@ class Partial:
         """The attention, when all parts are in."""
         return self.total / self.weight
 
-    def to(self, device: torch.device) -> Partial:
-        """The same on `device`."""
-        return Partial(self.total.to(device), self.weight.to(device), self.peak.to(device))
-
 
 def attend(asking: Asking, keys: Tensor, values: Tensor, start: int) -> Partial:
     """Attend to `keys` and `values` [kv_heads, tokens, dim] of the tokens from `start` on."""

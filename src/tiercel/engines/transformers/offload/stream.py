@@ -1,13 +1,15 @@
 """Brings pieces of KV from host memory to the device, each while the one before it is computed with.
 
-Two staging pieces take turns: FlexGen's schedule (Sheng et al., arXiv 2303.06865), by layers and, where one
-is larger than a piece, by parts of it. The order of a step is known when it begins. It computes nothing.
+Two staging pieces take turns: FlexGen's schedule (Sheng et al., arXiv 2303.06865), by layers, in a layer by
+sequences and, where one is larger than a piece, by parts of it. The order of a step is known when it begins.
+It computes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,37 +19,42 @@ from tiercel.engines.transformers.layout import BlockLayout, LayerShape
 from tiercel.engines.transformers.offload.budget import STAGING_PIECES
 
 
+class Source(Protocol):
+    """One sequence's KV in host memory."""
+
+    def host(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values, each [kv_heads, capacity, dim]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens `start..stop-1` of one layer."""
+    """Tokens `start..stop-1` of one layer of a sequence."""
 
+    source: Source
     layer: int
     start: int
     stop: int
 
 
 class Stream:
-    """One thread's. `source` of a step gives a layer's keys and values, each [kv_heads, capacity, dim].
-
-    `copied_bytes` counts what was brought, in `pieces`; `ready` were there by the time they were asked for.
-    """
+    """One thread's. `copied_bytes` counts what was brought, in `pieces`; `ready` were there in time."""
 
     def __init__(self, layout: BlockLayout, lot: Lot, copier: Copier, piece_tokens: int) -> None:
         self._shapes, self._piece_tokens, self.copier = layout.shapes, piece_tokens, copier
         elements = piece_tokens * max(shape.elements for shape in layout.shapes)
         self._staging = [lot.empty([elements], layout.dtype) for _ in range(STAGING_PIECES)]
         self._pieces: Sequence[Piece] = ()
-        self._source: Callable[[int], tuple[Tensor, Tensor]] | None = None
         self._next = 0
         self._arrival: Arrival | None = None
         self.copied_bytes = self.pieces = self.ready = 0
 
-    def begin(self, pieces: Sequence[Piece], source: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    def begin(self, pieces: Sequence[Piece]) -> None:
         """Bring `pieces` in this order from now on; what is left of the last step is forgotten."""
         arrival, self._arrival = self._arrival, None
         if arrival is not None:
             arrival.wait()  # a buffer is written until its copy has ended
-        self._pieces, self._source, self._next = pieces, source, 0
+        self._pieces, self._next = pieces, 0
         self._arrival = self._start(0)
 
     def take(self) -> tuple[Piece, Tensor, Tensor]:
@@ -67,11 +74,10 @@ class Stream:
     def _start(self, index: int) -> Arrival | None:
         if index == len(self._pieces):
             return None
-        assert self._source is not None
         piece = self._pieces[index]
         pairs = [
             (target, whole[:, piece.start : piece.stop])
-            for target, whole in zip(self._views(index), self._source(piece.layer), strict=True)
+            for target, whole in zip(self._views(index), piece.source.host(piece.layer), strict=True)
         ]
         self.copied_bytes += sum(target.nbytes for target, _ in pairs)
         return self.copier.start(pairs)
