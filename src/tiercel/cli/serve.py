@@ -65,6 +65,11 @@ class WithEngineFlags(click.Command):
     help="transformers: most KV on the device, such as 256MiB; the rest lies in host memory [default: all].",
 )
 @click.option(
+    "--batch",
+    metavar="N",
+    help="transformers: answers that are made together, up to 64; the others wait [default: 1].",
+)
+@click.option(
     "--attention-policy",
     metavar="NAME",
     help="transformers: answers read of a prompt what this method of `tiercel eval` keeps [default: full].",
@@ -96,6 +101,7 @@ def command(
     ready_deadline: str,
     print_command: bool,
     kv_device_budget: str | None,
+    batch: str | None,
     attention_policy: str | None,
     attention_budget: str | None,
     reuse_chunks: str | None,
@@ -125,6 +131,7 @@ def command(
         "tiers.0.path": None if disk is None else str(disk),
         "tiers.0.size": disk_size,
         "model.kv_device_budget": kv_device_budget,
+        "model.batch": batch,
         "attention.policy": attention_policy,
         "attention.budget": attention_budget,
         "attention.chunks": reuse_chunks,
@@ -132,12 +139,10 @@ def command(
     }
     config = _configured(config_file, settings, flags)
     check_consent(config)
-    if model and model_option:
-        raise ConfigError(f"MODEL is {model} and --model is {model_option}; accepted is one of them")
+    chosen = _one_model(model, model_option)
     _check_name(name)
     api_key = _api_key()
     flags_of_engine: tuple[str, ...] = context.meta[ENGINE_FLAGS]
-    chosen = model or model_option
     if chosen_engine(engine, chosen, flags_of_engine) == "vllm":
         if otlp is not None:
             raise ConfigError("--otlp-traces-endpoint: vLLM sends its own spans; accepted after --")
@@ -267,6 +272,12 @@ def _warn_open(url: str) -> None:
         f"warning: {url} can be reached from other hosts and there is no "
         f"authentication; set {API_KEY_VARIABLE}, or listen on 127.0.0.1"
     )
+
+
+def _one_model(model: Path | None, option: Path | None) -> Path | None:
+    if model and option:
+        raise ConfigError(f"MODEL is {model} and --model is {option}; accepted is one of them")
+    return model or option
 
 
 def _check_name(name: str | None) -> None:

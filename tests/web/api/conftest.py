@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,11 +66,10 @@ class StubEngine:
             raise RequestError("the model's chat template refuses these messages")
         return [ord(one) % VOCAB for message in messages for one in message["role"] + message["content"]]
 
-    def generate(self, request: Request, stop: Callable[[], bool]) -> Iterator[Event]:
-        self.requests.append(request)
-        return self._generate(request)
+    def batch(self) -> StubBatch:
+        return StubBatch(self)
 
-    def _generate(self, request: Request) -> Iterator[Event]:
+    def generate(self, request: Request) -> Generator[Event, None, None]:
         count = min(request.max_new_tokens, 3)
         try:
             for at in range(count):
@@ -87,6 +86,34 @@ class StubEngine:
             )  # fmt: skip
         finally:
             self.closed += 1
+
+
+@dataclass
+class StubBatch:
+    """Answers one request at a time."""
+
+    engine: StubEngine
+    size: int = 1
+    answers: list[Generator[Event, None, None]] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        return bool(self.answers)
+
+    def admit(self, request: Request, stop: Callable[[], bool]) -> Generator[Event, None, None]:
+        self.engine.requests.append(request)
+        self.answers.append(self.engine.generate(request))
+        return self.answers[-1]
+
+    def step(self) -> list[tuple[Generator[Event, None, None], Event | Exception]]:
+        try:
+            return [(one, next(one)) for one in self.answers]
+        except Exception as fault:  # noqa: BLE001  # as the real one does
+            return [(self.answers[0], fault)]
+
+    def drop(self, member: Generator[Event, None, None]) -> None:
+        self.answers.remove(member)
+        member.close()
 
 
 class StubStore:

@@ -31,6 +31,7 @@ def open_engine(model_dir: str | Path, config: Config) -> tuple[TransformersEngi
         block_tokens=config.model.block_tokens,
         load_deadline_s=config.store.load_deadline_s,
         kv_device_bytes=config.model.kv_device_budget_bytes,
+        batch=config.model.batch,
         policy=policy,
         chunks=None if chunks is None else ChunkReuse.parse(chunks.setting),
     )

@@ -30,8 +30,9 @@ from tiercel.web.api.engine import Loaded
 from tiercel.web.api.exchange import exchange_of
 from tiercel.web.api.faults import ApiError, bad, show
 from tiercel.web.api.intake import GONE, ClientGone, Intake, client_gone, watched
+from tiercel.web.api.job import Job
 from tiercel.web.api.metrics import Metrics
-from tiercel.web.api.queue import GenerationQueue, Job
+from tiercel.web.api.queue import GenerationQueue
 
 _log = logging.getLogger("tiercel.serve")
 # A stream's client that reads no more is let go this long after the request's deadline.

@@ -5,7 +5,7 @@ It is the only module of the server that loads a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,27 @@ from tiercel.store.base import SessionTable
 from tiercel.store.policy import Decision
 
 
+class Batch(Protocol):
+    """Up to `size` answers that take their steps together; `admit` gives the name of one. One thread uses it.
+
+    A step tells whose event it was, or which exception ended it; a `Result` is an end, too.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def admit(self, request: Request, stop: Callable[[], bool]) -> Any: ...
+
+    def step(self) -> Sequence[tuple[Any, Event | Exception]]: ...
+
+    def drop(self, member: Any) -> None: ...
+
+
 class Engine(Protocol):
-    """One loaded model. `generate` is used by one thread at a time, the others beside it by other ones."""
+    """One loaded model, with one batch at a time; all else is used by other threads beside it."""
 
     @property
     def block_tokens(self) -> int: ...
@@ -38,7 +57,7 @@ class Engine(Protocol):
         self, prompt: str | Sequence[Mapping[str, Any]], separator: str
     ) -> tuple[list[int], tuple[Span, ...]]: ...
 
-    def generate(self, request: Request, stop: Callable[[], bool]) -> Iterator[Event]: ...
+    def batch(self) -> Batch: ...
 
 
 class Store(Protocol):
@@ -93,7 +112,8 @@ class PolicyFigures(Protocol):
 class ModelFacts:
     """What a client may learn of the model. `context_tokens` None: no limit of its own.
 
-    `lossy` names what may make an answer other than one computed in full; none: it is equal, bit for bit.
+    `lossy` names what may make an answer other than one computed in full; none: what is reused is equal to
+    what is computed, bit for bit.
     """
 
     name: str

@@ -16,7 +16,7 @@ from starlette.types import Scope
 from tiercel.service.logs import sane_id
 from tiercel.store.policy import Decision
 from tiercel.web.api.answers import Answer
-from tiercel.web.api.queue import Job
+from tiercel.web.api.job import Job
 
 _log = logging.getLogger("tiercel.serve")
 _KEY = "tiercel.exchange"

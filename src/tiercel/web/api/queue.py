@@ -1,81 +1,38 @@
-"""The bounded queue and the one generation loop behind it.
+"""The bounded queue, and the one loop behind it that answers up to so many requests together.
 
-Ownership: jobs are made, stopped and read on the event loop; one worker thread takes them in order and runs
-the engine. `_lock` protects the list of waiting jobs, the running one and the counts; nothing slow happens
-under it. A job that is stopped gives up its place at once; the running one ends with its next token, and its
-generator is closed by the thread that runs it. The engine never waits for a client: what it says goes to the
-job's inbox, which is bounded by the answer's own length.
+Ownership: jobs are made, stopped and read on the event loop; one worker thread takes them in order into the
+engine's batch and steps that. `_lock` protects who waits, who runs and the counts; nothing slow happens under
+it. A job that is stopped gives up its place in the queue at once; one that runs leaves before the next step,
+one that is being read with its current block. A fault costs its own request; in a step of several, these. The
+engine never waits for a client: what it says goes to the job's inbox, which is bounded by the answer's own
+length.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
-from typing import cast
+from typing import Any
 
-from tiercel.engines.transformers import Delta, Event, Request, Result
+from tiercel.engines.transformers import Event, Request, Result
+from tiercel.engines.transformers.answer import Stopped
 from tiercel.errors import RequestError
 from tiercel.service.logs import place_of
 from tiercel.store.sessions import Sessions, tenant_of
 from tiercel.web.api import faults
 from tiercel.web.api.engine import Engine
 from tiercel.web.api.faults import ApiError, too_busy
+from tiercel.web.api.job import Job
 from tiercel.web.api.metrics import Metrics
 
 _log = logging.getLogger("tiercel.serve")
 _RETRY_S_MAX = 60
-
-
-class Job:
-    """One request in the queue or in the engine. Made on the event loop that reads its `inbox`.
-
-    The inbox gets the answer's tokens and ends with the one that has a finish reason, or with an `ApiError`.
-    `ended` is set once the engine has done with the request altogether, blocks stored and all.
-    """
-
-    def __init__(self, request: Request, arrived_s: float) -> None:
-        self.request = request
-        self.arrived_s = arrived_s
-        self.begun_s: float | None = None
-        self.first_token_s: float | None = None
-        self.stopped: ApiError | None = None
-        self.failed: ApiError | None = None
-        self.over = False
-        self.inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
-        self.ended = asyncio.Event()
-        # The engine's thread logs for this request, so it works in its context.
-        self.context = copy_context()
-        self._loop = asyncio.get_running_loop()
-
-    async def deltas(self) -> AsyncGenerator[Delta]:
-        """The answer's tokens as they come; the last one has a finish reason. Raises ApiError."""
-        while not self.over:
-            item = await self.inbox.get()
-            if isinstance(item, ApiError):
-                self.over = True
-                self.failed = item
-                raise item
-            self.over = item.finish_reason is not None
-            yield item
-
-    def post(self, item: Delta | ApiError) -> None:
-        """Put `item` into the inbox, from any thread; dropped when nobody listens any more."""
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            self._loop.call_soon_threadsafe(self.inbox.put_nowait, item)
-
-    def end(self) -> None:
-        """The engine has done with it; from any thread."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.ended.set)
 
 
 class Seat:
@@ -91,7 +48,7 @@ class Seat:
 
 
 class GenerationQueue:
-    """Takes up to `waiting_max` requests beside the one that is being answered."""
+    """Takes up to `waiting_max` requests beside those that are being answered."""
 
     def __init__(
         self, engine: Engine, waiting_max: int, metrics: Metrics, sessions: Sessions | None = None
@@ -100,12 +57,18 @@ class GenerationQueue:
         self._sessions = Sessions() if sessions is None else sessions
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
-        self._running: Job | None = None
+        self._running: list[Job] = []
         self._seats = 0
-        self._pump_future: Future[None] | None = None
         self._closing = False
         self._mean_s = 1.0
+        self._idle = threading.Event()
+        self._idle.set()
         self._thread = ThreadPoolExecutor(1, "generate")
+        # The worker thread's own.
+        self._batch = engine.batch()
+        self._members: dict[Any, Job] = {}
+        self._told: deque[tuple[Any, Event | Exception]] = deque()
+        self._at: Job | None = None
 
     @contextmanager
     def reserve(self) -> Iterator[Seat]:
@@ -113,8 +76,8 @@ class GenerationQueue:
         with self._lock:
             if self._closing:
                 raise faults.shutting_down()
-            ahead = self._seats + len(self._waiting) + (self._running is not None)
-            if ahead > self._waiting_max:
+            ahead = self._seats + len(self._waiting) + len(self._running)
+            if ahead >= self._waiting_max + self._batch.size:
                 raise self._full(ahead)
             self._seats += 1
         seat = Seat(self)
@@ -126,7 +89,8 @@ class GenerationQueue:
                     self._seats -= 1
 
     def _full(self, ahead: int) -> ApiError:
-        retry_s = max(1, min(_RETRY_S_MAX, math.ceil(self._mean_s)))
+        # A place is free when the next answer of those that are made together ends.
+        retry_s = max(1, min(_RETRY_S_MAX, math.ceil(self._mean_s / self._batch.size)))
         what = f"{ahead} requests wait or are being answered, as many as this server takes"
         return too_busy(what, retry_s=retry_s)
 
@@ -137,8 +101,8 @@ class GenerationQueue:
                 raise faults.shutting_down()
             self._seats -= 1
             self._waiting.append(job)
-            self._metrics.waiting.set(len(self._waiting))
-            if self._pump_future is None:
+            self._count_locked()
+            if self._idle.is_set():
                 self._start_pump_locked()
 
     def stop(self, job: Job, why: ApiError, reason: str) -> None:
@@ -149,12 +113,12 @@ class GenerationQueue:
             job.stopped = why
             if job in self._waiting:
                 self._waiting.remove(job)
-                self._metrics.waiting.set(len(self._waiting))
+                self._count_locked()
         self._metrics.cut.labels(reason).inc()
         job.post(why)
 
     def refuse_more(self) -> None:
-        """Begin to close: no job is taken, those waiting are told so, the running one goes on."""
+        """Begin to close: no job is taken, those waiting are told so, those running go on."""
         with self._lock:
             self._closing = True
             waiting = list(self._waiting)
@@ -162,17 +126,15 @@ class GenerationQueue:
             self.stop(job, faults.shutting_down(), "shutdown")
 
     def stop_running(self) -> None:
-        """End the running job, if there is one."""
+        """End the jobs that run."""
         with self._lock:
-            running = self._running
-        if running is not None:
-            self.stop(running, faults.shutting_down(), "shutdown")
+            running = list(self._running)
+        for job in running:
+            self.stop(job, faults.shutting_down(), "shutdown")
 
     def join(self, deadline_s: float) -> bool:
         """Wait until the engine is idle; False if the deadline came first. `refuse_more` comes before."""
-        with self._lock:
-            pump = self._pump_future
-        if pump is not None and wait([pump], deadline_s).not_done:
+        if not self._idle.wait(deadline_s):
             return False
         self._thread.shutdown(wait=False)
         return True
@@ -186,61 +148,84 @@ class GenerationQueue:
     def depth(self) -> tuple[int, int]:
         """How many requests wait, and how many are being answered."""
         with self._lock:
-            return len(self._waiting) + self._seats, int(self._running is not None)
+            return len(self._waiting) + self._seats, len(self._running)
 
     @property
-    def settling(self) -> Job | None:
-        """The request whose client has its answer, while the engine still stores what came of it."""
+    def settling(self) -> list[Job]:
+        """Requests whose clients have their answers, while the engine still stores what came of them."""
         with self._lock:
-            running = self._running
-        return running if running is not None and running.over else None
+            return [job for job in self._running if job.over]
+
+    def _count_locked(self) -> None:
+        self._metrics.waiting.set(len(self._waiting))
+        self._metrics.running.set(len(self._running))
 
     # The worker thread's side.
 
     def _start_pump_locked(self) -> None:
-        self._pump_future = self._thread.submit(self._pump)
-        self._pump_future.add_done_callback(self._pump_ended)
+        self._idle.clear()
+        self._thread.submit(self._pump).add_done_callback(self._pump_ended)
 
     def _pump(self) -> None:
-        while (job := self._next()) is not None:
-            try:
-                job.context.run(self._answer, job)
-            finally:
-                job.end()
+        """Step until nobody is left. What is raised belongs to the job at hand; without one, to all."""
+        while self._more():
+            if not self._told:
+                self._told.extend(self._batch.step())
+            while self._told:
+                member, event = self._told.popleft()
+                if (job := self._members.get(member)) is not None:
+                    self._work(self._take, job, event)
 
-    def _next(self) -> Job | None:
+    def _more(self) -> bool:
+        """Let go of those that nobody waits for, take in one that waits; False once nobody is left."""
+        for job in [one for one in self._running if one.broken or one.stopped is not None]:
+            self._work(self._leave, job)
         with self._lock:
-            self._running = self._waiting.popleft() if self._waiting else None
-            self._metrics.waiting.set(len(self._waiting))
-            self._metrics.running.set(int(self._running is not None))
-            if self._running is None:
-                self._pump_future = None
-            return self._running
+            room = not self._running or not self._batch.full
+            waited = self._waiting.popleft() if self._waiting and room else None
+            if waited is not None:
+                self._running.append(waited)
+            self._count_locked()
+            if not self._running:
+                self._idle.set()
+                return False
+        if waited is not None:
+            self._work(self._admit, waited)
+        return True
 
-    def _answer(self, job: Job) -> None:
-        started_s = job.begun_s = time.monotonic()
-        self._metrics.queued.observe(started_s - job.arrived_s)
+    def _work(self, call: Callable[..., None], job: Job, *args: object) -> None:
+        """Do something for one job: in its context, and if it fails at its cost."""
+        self._at = job
+        job.context.run(call, job, *args)
+        self._at = None
+
+    def _admit(self, job: Job) -> None:
+        job.begun_s = time.monotonic()
+        self._metrics.queued.observe(job.begun_s - job.arrived_s)
         self._note_session(job.request, job.request.tokens)
-        # An engine's iterator is a generator: closing it gives back what it holds.
-        answer = self._engine.generate(job.request, stop=lambda: job.stopped is not None)
-        events = cast("Generator[Event, None, None]", answer)
-        with contextlib.closing(events):
-            for event in events:
-                if job.stopped is not None:
-                    return
-                if isinstance(event, Result):
-                    self._answered(job, event)
-                    continue
-                if job.first_token_s is None:
-                    job.first_token_s = time.monotonic()
-                job.post(event)
-        self._mean_s += 0.2 * (time.monotonic() - started_s - self._mean_s)
+        job.member = self._batch.admit(job.request, lambda: job.stopped is not None)
+        self._members[job.member] = job
+
+    def _take(self, job: Job, event: Event | Exception) -> None:
+        if isinstance(event, Exception):
+            if not isinstance(event, Stopped):
+                self._fail(job, event)
+            self._leave(job)
+        elif isinstance(event, Result):
+            if job.stopped is None:
+                self._answered(job, event)
+            self._leave(job)
+        elif job.stopped is None:
+            if job.first_token_s is None:
+                job.first_token_s = time.monotonic()
+            job.post(event)
 
     def _answered(self, job: Job, result: Result) -> None:
+        assert job.begun_s is not None
         assert job.first_token_s is not None
-        ttft_s = job.first_token_s - job.arrived_s
-        self._metrics.answered(result, ttft_s)
+        self._metrics.answered(result, job.first_token_s - job.arrived_s)
         self._note_session(job.request, [*job.request.tokens, *result.tokens])
+        self._mean_s += 0.2 * (time.monotonic() - job.begun_s - self._mean_s)
 
     def _note_session(self, request: Request, tokens: Sequence[int]) -> None:
         session = request.hints.session
@@ -248,25 +233,36 @@ class GenerationQueue:
         if session is not None and chain is not None:
             self._sessions.note(tenant_of(request.salt), session, (chain,))
 
+    def _leave(self, job: Job) -> None:
+        """End a job's part in the batch, which gives back what it holds, and give its place to another."""
+        member, job.member = job.member, None
+        self._members.pop(member, None)
+        try:
+            if member is not None:
+                self._batch.drop(member)
+        finally:
+            with self._lock:
+                self._running.remove(job)
+                self._count_locked()
+            job.end()
+
     def _pump_ended(self, pump: Future[None]) -> None:
-        """Runs in the worker thread: an engine that failed costs its own request, the next one goes on."""
+        """Runs in the worker thread: a fault costs whom it belongs to, the pump goes on for all others."""
         fault = pump.exception()
         if fault is None:
             return
+        at, self._at = self._at, None
+        for job in list(self._running) if at is None else [at]:
+            job.context.run(self._fail, job, fault)
         with self._lock:
-            job, self._running = self._running, None
-            self._metrics.running.set(0)
-        if job is not None:
-            job.post(job.context.run(self._told, fault))
-        with self._lock:
-            if self._waiting:
-                self._start_pump_locked()
-            else:
-                self._pump_future = None
+            self._start_pump_locked()
 
-    def _told(self, fault: BaseException) -> ApiError:
+    def _fail(self, job: Job, fault: BaseException) -> None:
+        """Tell the client; the job leaves before the next step."""
+        job.broken = True
         if isinstance(fault, RequestError):
-            return faults.bad(str(fault))
+            job.post(faults.bad(str(fault)))
+            return
         self._metrics.faults.inc()
         _log.error("internal fault while answering: %s", place_of(fault), extra={"kind": place_of(fault)})
-        return faults.internal()
+        job.post(faults.internal())

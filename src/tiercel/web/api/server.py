@@ -1,6 +1,6 @@
 """The process around the application: a socket, uvicorn, and an orderly end.
 
-    signal -> no new request, waiting ones are refused -> the running one may finish, or is cut after a grace
+    signal -> no new request, waiting ones are refused -> those running may finish, or are cut after a grace
            -> the store writes down what it should and closes -> exit
 
 It installs its own signal handlers, because uvicorn's would end the process before the store is closed.

@@ -30,7 +30,7 @@ from tiercel.web.api.bounds import AtMost
 from tiercel.web.api.completions import Service
 from tiercel.web.api.faults import ApiError, bad, no_session, show
 from tiercel.web.api.intake import GONE, ClientGone, client_gone, watched
-from tiercel.web.api.queue import Job
+from tiercel.web.api.job import Job
 from tiercel.web.watch.endpoints import Endpoints
 from tiercel.web.watch.sources import steered_prompt
 from tiercel.web.watch.steering import ON_PREFIX, names_prefix
@@ -88,10 +88,11 @@ class Steering:
             await JSONResponse(body)(scope, receive, send)
 
     async def _steer(self, action: str, target: Target) -> dict[str, Any]:
-        if (settling := self._service.queue.settling) is not None:
-            # Whoever has just got an answer and puts it away means all of it.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(settling.ended.wait(), _DEADLINE_S)
+        # Whoever has just got an answer and puts it away means all of it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DEADLINE_S):
+                for job in self._service.queue.settling:
+                    await job.ended.wait()
         chain = self._known(target) if target.asked is None else await self._named(target)
         store = self._service.loaded.store
         done = await self._aside(partial(steered_prompt, store, action, chain, target.ttl_s))
