@@ -126,6 +126,26 @@ def test_directories_default_to_the_configured_tiers(
     assert "no cache named: give a directory or a URL" in complaint(capsys, "ls")
 
 
+def test_a_tier_in_memory_is_one_line_or_passed_over(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = ["--set", "tiers.0.kind=memory", "--set", "tiers.0.size=1GiB"]
+    for args in (
+        ["ls"],
+        ["ls", "memory"],
+        ["verify", "0"],
+        ["copy", root, "memory"],
+        ["ls", "memory://here"],
+    ):
+        said = complaint(capsys, *args, *memory)
+        assert (
+            "lies in the process that uses it: there is nothing to look at from outside; accepted: a tier"
+            in said
+        )
+    both = [*memory, "--set", f"tiers.1.path={root}", "--set", "tiers.1.size=1GiB"]
+    assert output(capsys, "ls", *both).startswith(f"{root}: 14 blocks")
+
+
 # verify
 
 

@@ -110,3 +110,6 @@ def test_files_that_cannot_be_read_and_a_missing_tier_are_one_line(
             list(lines_of(tmp_path / path))
     assert run(["cache", "warm", str(tmp_path / "none")]) == 2
     assert "no tier is configured" in capsys.readouterr().err
+    memory = ["--set", "tiers.0.kind=memory", "--set", "tiers.0.size=1GiB"]
+    assert run(["cache", "warm", str(tmp_path / "none"), *memory]) == 2
+    assert "no tier is configured that outlives the command" in capsys.readouterr().err

@@ -261,7 +261,7 @@ def test_daemons_and_engines_fit_each_other(tmp_path: Path) -> None:
         assert security["readOnlyRootFilesystem"] is True, name
         assert security["capabilities"] == {"drop": ["ALL"]}, name
         limit = mib(daemon["resources"]["limits"]["memory"])
-        assert limit >= read.ram.size_bytes / 2**20 + 512, name
+        assert limit >= read.host_bytes / 2**20 + 512, name
         assert mib(daemon["resources"]["requests"]["memory"]) == limit, name
         mounts = {one["name"]: one["mountPath"] for one in daemon["volumeMounts"]}
         assert set(mounts) <= {one["name"] for one in pod["volumes"]}, name
@@ -337,6 +337,20 @@ def test_the_notes_do_the_sums() -> None:
     assert "goes with the pod" in notes
     where = {"hostPath": {"path": "/kv"}}
     assert "goes with the pod" not in chart_texts({"tiers": TIERS, "disk": where})["NOTES.txt"]
+
+
+@pytest.mark.parametrize(
+    ("size", "mib_more"), [("8GiB", 8192), ("1.5 GB", 1431), ("500MB", 477), ("1TiB", 1 << 20)]
+)
+def test_a_tier_in_memory_is_added_to_the_memory_of_the_pod(size: str, mib_more: int) -> None:
+    tiers = [*TIERS, {"kind": "memory", "size": size, "codec": "lossless"}]
+    texts = chart_texts({"ram": {"sizeGiB": 64, "overheadMiB": 1024}, "tiers": tiers})
+    total = 66560 + mib_more
+    told = f"64 GiB for blocks + {mib_more} MiB for tiers in memory + 1024 MiB for the daemon = {total}Mi"
+    assert told in texts["NOTES.txt"]
+    manifests = chart({"ram": {"sizeGiB": 64, "overheadMiB": 1024}, "tiers": tiers})
+    ((_, pod),) = [one for manifest in manifests for one in pod_specs(manifest)]
+    assert container(pod, "tiercel")["resources"]["limits"]["memory"] == f"{total}Mi"
 
 
 def test_versions_are_one() -> None:

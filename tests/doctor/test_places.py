@@ -400,3 +400,18 @@ def test_a_password_in_a_url_is_nowhere_shown(server: ValkeyServer) -> None:
     assert verdicts(checks, "tier valkey") == {"opens": "fail"}
     assert "hunter2" not in str(checks)
     assert "***" in checks[-1].group
+
+
+# Memory.
+
+
+def test_a_tier_in_memory_is_tried_and_its_size_counts_for_the_host() -> None:
+    made = config(tiers__0__kind="memory", tiers__0__size="1GiB", tiers__0__codec="lossless")
+    checks = looked(made)
+    assert verdicts(checks, "tier memory: 1.0 GiB") == {"opens": "ok", "self-test": "ok"}
+    assert "; blocks want 1.0 GiB" in of(checks, "host")["memory"].said
+    assert verdicts(looked(made, quick=True), "tier memory") == {"opens": "ok"}
+    much = config(tiers__0__kind="memory", tiers__0__size="100TiB")
+    failed = of(looked(much), "host")["memory"]
+    assert failed.verdict is Verdict.FAIL
+    assert "a tier in memory" in failed.advice

@@ -16,7 +16,7 @@ from tiercel.config import Config
 from tiercel.engines.transformers import TransformersEngine
 from tiercel.engines.transformers.layout import BlockLayout, LayerShape
 from tiercel.engines.transformers.opening import open_engine
-from tiercel.errors import EngineError
+from tiercel.errors import ConfigError, EngineError
 from tiercel.service import Daemon, connect
 from tiercel.store import TieredStore
 
@@ -105,6 +105,36 @@ def test_a_lossy_store_serves_itself_nearly_and_an_exact_one_never(
     with opened(codec) as engine:
         again = engine.prefill_logits(tokens, store_blocks=False)
         assert torch.equal(again.logits, near.logits), "nor does a lossy one find the exact blocks"
+
+
+@pytest.mark.parametrize("codec", ["lossless", *LOSSY])
+def test_answers_from_blocks_in_memory(tiny_model: Callable[..., Path], prompt: Prompt, codec: str) -> None:
+    """Exact as ever with an exact codec; near, and under names of their own, with one that was agreed to."""
+    settings = {
+        "ram.size": "8MiB", "tiers.0.kind": "memory", "tiers.0.size": "8MiB", "tiers.0.codec": codec,
+        "store.load": "always", "model.dtype": "float32", "model.device": "cpu",
+        "model.block_tokens": str(BLOCK),
+    }  # fmt: skip
+    if codec in LOSSY:
+        with pytest.raises(
+            ConfigError, match=f"tiers.0.codec = {codec} changes answers; accepted: --accept-lossy"
+        ):
+            open_engine(tiny_model(), Config.load(None, {}, settings))
+        settings["store.accept_lossy"] = "yes"
+    engine, store = open_engine(tiny_model(), Config.load(None, {}, settings))
+    with store:
+        tokens = prompt(BLOCK * BLOCKS + 5)
+        cold = engine.prefill_logits(tokens)
+        assert bool(engine.identity.lossy) is (codec in LOSSY)
+        assert store.demote(engine.chain(tokens), 10) == BLOCKS
+        assert store.stats().tiers[0].used_bytes < BLOCKS * store.stats().slot_bytes
+        warm = engine.prefill_logits(tokens, store_blocks=False)
+        assert warm.restored.sources == {"memory": BLOCKS}
+        assert torch.equal(warm.logits, cold.logits) is (codec not in LOSSY)
+        assert torch.allclose(warm.logits, cold.logits, atol=0.6 * cold.logits.std().item())
+        again = engine.prefill_logits(tokens, store_blocks=False)
+        assert again.restored.sources == {"ram": BLOCKS}
+        assert torch.equal(again.logits, warm.logits)
 
 
 def test_a_daemons_codecs_mark_its_engines_blocks(

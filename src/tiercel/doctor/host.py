@@ -91,9 +91,7 @@ def _fits(limit: MemoryLimit, what: str, ram_bytes: int, held_bytes: int) -> Fin
         return ok(f"{said}; the daemon's arena of {human_bytes(held_bytes)} is taken", left, "bytes")
     said += f"; blocks want {human_bytes(ram_bytes)}"
     if ram_bytes > left:
-        advice = (
-            "lower ram.size or the size of a tier in memory, or raise the limit: the start would be refused"
-        )
+        advice = "lower ram.size or a tier in memory, or raise the limit: the start would be refused"
         return fail(said, advice, left, "bytes")
     if ram_bytes > left * _ARENA_SHARE_MAX:
         return warn(said, "lower ram.size: engines and the index need memory beside the arena", left, "bytes")

@@ -18,9 +18,23 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- /* What tiers of kind memory may take, in MiB. */ -}}
+{{- define "tiercel.inMemory" -}}
+{{- $units := dict "B" 1 "kB" 1e3 "KB" 1e3 "MB" 1e6 "GB" 1e9 "TB" 1e12 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776 -}}
+{{- $mib := 0 -}}
+{{- range .Values.tiers -}}
+{{- if and (eq (.kind | default "files") "memory") .size -}}
+{{- $number := regexFind "^[0-9.]+" .size | float64 -}}
+{{- $unit := get $units (regexFind "[A-Za-z]+$" .size) | float64 -}}
+{{- $mib = divf (mulf $number $unit) 1048576 | ceil | int64 | add $mib -}}
+{{- end -}}
+{{- end -}}
+{{ $mib }}
+{{- end }}
+
 {{- /* The arena's memory is the daemon's, who touches it first, wherever it is mapped later. */ -}}
 {{- define "tiercel.memory" -}}
-{{ add (mul .Values.ram.sizeGiB 1024) .Values.ram.overheadMiB }}Mi
+{{ add (mul .Values.ram.sizeGiB 1024) (include "tiercel.inMemory" . | int64) .Values.ram.overheadMiB }}Mi
 {{- end }}
 
 {{- define "tiercel.locked" -}}
