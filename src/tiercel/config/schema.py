@@ -196,13 +196,6 @@ class ModelConfig:
         low=1,
         high=64,
     )
-    batch: int = setting(
-        Kind.INTEGER,
-        1,
-        "answers that take their steps together; above 1 they may round otherwise",
-        low=1,
-        high=64,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
