@@ -36,6 +36,8 @@ SHARING, SHARED_TOKENS = 50, 6000
 _TRIED_AGAIN_S = 6.0
 # What takes longer to load is loaded for nobody: minutes for what is plain to see.
 _LOAD_S_MAX = 12.0
+# Up to so many tokens are computed as often as loaded: a tenth of a second is what a machine's mood changes.
+_SHORT_TOKENS = 1024
 _TOKEN_BYTES = 23040
 
 
@@ -51,20 +53,18 @@ def measure(arms: Arms, sizes: Sequence[int], rounds: int, *, quick: bool) -> di
     learning: dict[str, list[float]] = {}
     for name, link in LINKS.items():
         # In between, so that a machine's mood is in all arms alike.
-        for size, text in texts.items():
-            computed[size].append(arms.ttft(COMPUTE, text))
+        for size in sizes:
+            if size > _SHORT_TOKENS:
+                computed[size].append(arms.ttft(COMPUTE, texts[size]))
         arms.tier.link = link
         learning[name] = [arms.ttft(OURS, texts[sizes[len(sizes) // 3]]) for _ in range(LEARNING)]
         samples[name] = {size: arm_times(arms, link, texts[size], rounds) for size in sizes}
         say(f"{arms.name}: {name}")
     rows = [
-        row(name, size, samples[name][size] | {COMPUTE: computed[size]}) for name in LINKS for size in sizes
+        row(name, size, {COMPUTE: computed[size]} | samples[name][size]) for name in LINKS for size in sizes
     ]
-    text, compute_s = texts[TURNING_TOKENS], statistics.median(computed[TURNING_TOKENS])
-    turns = {
-        "slow": [seconds / compute_s for seconds in turning(arms, text, FAST, SLOW)],
-        "fast": [seconds / compute_s for seconds in turning(arms, text, SLOW, FAST)],
-    }
+    text = texts[TURNING_TOKENS]
+    turns = {"slow": turning(arms, text, FAST, SLOW), "fast": turning(arms, text, SLOW, FAST)}
     shared = [] if quick else shared_prefix(arms)
     return {"rows": rows, "learning_s": learning, "turning_of_compute": turns, "shared": shared}
 
@@ -73,6 +73,8 @@ def arm_times(arms: Arms, link: Link, text: list[int], rounds: int) -> dict[str,
     names = [OURS]
     if link.latency_s + len(text) * _TOKEN_BYTES / link.bytes_per_s <= _LOAD_S_MAX:
         names.append(LOAD)
+    if len(text) <= _SHORT_TOKENS:
+        names.append(COMPUTE)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -96,19 +98,21 @@ def row(link: str, size: int, times: Mapping[str, Sequence[float]]) -> dict[str,
 
 
 def turning(arms: Arms, text: list[int], before: Link, after: Link) -> list[float]:
-    """TTFT of every request after the link has changed."""
+    """TTFT of every request after the link has changed, of what computing takes around that time."""
     arms.tier.link = before
     for number in range(5):
         if number == 2 and before is FAST:
             time.sleep(_TRIED_AGAIN_S)
         arms.ttft(OURS, text)
     arms.tier.link = after
-    seen = []
+    seen, computed = [], []
     for number in range(TURNING):
         if number == 2 and after is FAST:
             time.sleep(_TRIED_AGAIN_S)
+        computed.append(arms.ttft(COMPUTE, text))
         seen.append(arms.ttft(OURS, text))
-    return seen
+    compute_s = statistics.median(computed)
+    return [seconds / compute_s for seconds in seen]
 
 
 def shared_prefix(arms: Arms) -> list[dict[str, Any]]:
