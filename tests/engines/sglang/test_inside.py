@@ -28,7 +28,8 @@ def test_inside_sglang() -> None:
     with TemporaryDirectory(prefix="tiercel-") as folder:
         done = subprocess.run(
             [
-                sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                # Should one of them hang, its own limit comes first and tells where.
+                sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=240",
                 "-p", "tests.engines.sglang.inside.begin", f"--basetemp={folder}/in",
                 *map(str, sorted(INSIDE.glob("on_*.py"))),
             ],
