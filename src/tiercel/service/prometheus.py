@@ -100,7 +100,7 @@ def _ram(stats: StoreStats) -> Iterator[Metric]:
 def _store(stats: StoreStats) -> Iterator[Metric]:
     told = stats.counters
     for name, words, value in (
-        ("lookups", "Lookups.", told.lookups),
+        ("lookups", "Lookups, of which a prompt may cause several.", told.lookups),
         ("looked_up_blocks", "Blocks asked for.", told.looked_up),
         ("hit_blocks", "Blocks found.", told.hit),
         ("stored_blocks", "Blocks newly stored.", told.stored),
