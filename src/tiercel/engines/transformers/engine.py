@@ -73,7 +73,7 @@ class TransformersEngine:
     weights after loading (a merged adapter). What is stored is loaded where that is expected to be faster
     than computing it, or `load_always`. With `kv_device_bytes` no more KV than that lies on the device at a
     time, the rest in host memory. A `policy` changes answers: they read of their prompt what it keeps. Up to
-    `batch` answers are generated together, see `batch`; alone each is as with 1.
+    `batch` answers are generated together, see `batch.Batch`; more than 1 shares the budget out among them.
     Loading blocks; raises ModelError, and EngineError for a policy that was not judged for the model.
     """
 

@@ -7,6 +7,7 @@ the dtype. It runs no prompts, and knows neither requests nor stores.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -141,6 +142,8 @@ class Together:
 
     def _use_our_attention(self) -> None:
         module = self._model.module
+        if "position_ids" not in inspect.signature(module.forward).parameters:
+            raise ModelError("it cannot be told where each of them stands")
         name = _registered(str(module.config._attn_implementation))
         module.set_attn_implementation(name)
         if module.config._attn_implementation != name:

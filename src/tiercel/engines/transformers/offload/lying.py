@@ -96,5 +96,14 @@ def _moved(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
 def _brought(parts: Sequence[Partial], device: torch.device) -> Sequence[Partial]:
     if device.type == "cpu":
         return parts
-    moved = _moved([torch.cat((one.total, one.weight, one.peak), -1) for one in parts], device)
-    return [Partial(one[..., :-2], one[..., -2:-1], one[..., -1:]) for one in moved]
+    return [unpacked(one) for one in _moved([packed(one) for one in parts], device)]
+
+
+def packed(part: Partial) -> Tensor:
+    """A part as one tensor, [kv_heads, rows, value_dim + 2]."""
+    return torch.cat((part.total, part.weight, part.peak), -1)
+
+
+def unpacked(packed: Tensor) -> Partial:
+    """What `packed` was made of."""
+    return Partial(packed[..., :-2], packed[..., -2:-1], packed[..., -1:])
