@@ -4,16 +4,19 @@ python -m benchmarks.replay --trace FILE [--json FILE] [--dir DIR] [--plot FILE]
 
 Each request looks its prompt up, reads what is there (the bytes are checked) and stores the rest, as an
 engine does. `store` has RAM only; `tiers` a quarter of the room in RAM over a files tier with a cap. The
-others are counted by the simulator, for the same number of blocks. Without a trace it says so and ends.
+others are counted by the simulator, for the same number of blocks. `told` is RAM alone where the store is
+told of a share of the conversations, after their last answer, that they are over: it drops what is their own.
+Without a trace it says so and ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +43,8 @@ TENANTS: dict[str, Callable[[int], int]] = {
     "eight": lambda number: number % 8,
     "hundred": lambda number: number % 100,
 }
+# Of how many conversations the store is told that they are over.
+TOLD = (0.5, 0.75, 0.9, 1.0)
 PATIENCE_S = 60.0
 
 
@@ -71,6 +76,7 @@ def replay_all(trace: Trace, folder: Path, shares: Sequence[float] = SHARES) -> 
     hits = {name: [one.blocks for one in policy_hits(name, trace, runs, capacities)] for name in POLICIES}
     hits["store"] = [in_ram(trace, capacity) for capacity in capacities]
     hits["tiers"] = [in_tiers(trace, capacity, folder) for capacity in capacities]
+    told = {f"{share:.0%}": told_prompts(trace, share) for share in TOLD}
     return {
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
         "requests": trace.request_count,
@@ -79,14 +85,47 @@ def replay_all(trace: Trace, folder: Path, shares: Sequence[float] = SHARES) -> 
         "shares": list(shares),
         "capacities": capacities,
         "hits": hits,
+        "told": {
+            share: [in_ram(trace, capacity, over=over) for capacity in capacities]
+            for share, over in told.items()
+        },
         "tenants": {name: in_ram(trace, capacities[0], tenant) for name, tenant in TENANTS.items()},
     }
 
 
-def in_ram(trace: Trace, capacity: int, tenant: Callable[[int], int] = lambda number: 0) -> int:
+def last_prompts(trace: Trace) -> list[int]:
+    """Each conversation's last request. One goes on with another if it begins with half of its blocks."""
+    latest: dict[int, int] = {}
+    conversations: list[int] = []
+    last: dict[int, int] = {}
+    lengths = [stop - start for start, stop in pairwise(trace.offsets.tolist())]
+    for number, start in enumerate(trace.offsets.tolist()[:-1]):
+        blocks = trace.blocks[start : start + lengths[number]].tolist()
+        known = next((count for count in range(len(blocks), 0, -1) if blocks[count - 1] in latest), 0)
+        before = latest[blocks[known - 1]] if known else number
+        # What all prompts begin with says nothing.
+        goes_on = known > 1 and 2 * known >= lengths[before]
+        conversations.append(conversations[before] if goes_on else number)
+        last[conversations[number]] = number
+        latest.update(dict.fromkeys(blocks, number))
+    return list(last.values())
+
+
+def told_prompts(trace: Trace, share: float) -> set[int]:
+    """The last requests of a share of the conversations, picked by chance."""
+    pick = random.Random(1)
+    return {number for number in last_prompts(trace) if pick.random() < share}
+
+
+def in_ram(
+    trace: Trace,
+    capacity: int,
+    tenant: Callable[[int], int] = lambda number: 0,
+    over: Collection[int] = (),
+) -> int:
     """Hits of a store that has only RAM, for `capacity` blocks."""
     with TieredStore(Arena(RECORD_BYTES, capacity + STAGING, reserved=STAGING)) as store:
-        return replay(store, trace, tenant)
+        return replay(store, trace, tenant, over)
 
 
 def in_tiers(trace: Trace, capacity: int, folder: Path) -> int:
@@ -101,14 +140,24 @@ def in_tiers(trace: Trace, capacity: int, folder: Path) -> int:
             return replay(store, trace)
 
 
-def replay(store: TieredStore, trace: Trace, tenant: Callable[[int], int] = lambda number: 0) -> int:
-    """Put every request of a trace through a store. Returns how many blocks it had."""
+def replay(
+    store: TieredStore,
+    trace: Trace,
+    tenant: Callable[[int], int] = lambda number: 0,
+    over: Collection[int] = (),
+) -> int:
+    """Put every request of a trace through a store. Returns how many blocks it had.
+
+    Requests in `over` are a conversation's last, and the store is told so when they are answered.
+    """
     hits = 0
-    for chain in chains(trace, tenant):
+    for number, chain in enumerate(chains(trace, tenant)):
         store.lookup(chain, 0)
         found = read(store, chain)
         write(store, chain, found)
         settle(store)
+        if number in over:
+            store.drop(chain, PATIENCE_S)
         hits += found
     return hits
 

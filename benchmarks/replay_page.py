@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from benchmarks.page import PAGE, between
 BEGIN, END = "<!-- figures: made by benchmarks.replay -->", "<!-- end of replay -->"
 ROWS = {
     "opt": "offline optimum (Belady): knows the future",
-    "half": "*half-way from LRU to it: wanted at the small sizes, not reached*",
+    "half": "*half-way from LRU to it: wanted at the small sizes, not reached without being told*",
     "store": "**Tiercel, RAM**",
     "tiers": "**Tiercel, a quarter in RAM over a files tier**",
     "tiercel": "simulator: Tiercel's policy",
@@ -43,7 +44,11 @@ def table(results: dict[str, Any]) -> str:
     ]
     lines = [f"| block hit ratio with room for | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for key, name in ROWS.items():
-        lines.append(f"| {name} | {' | '.join(f'{count / references:.2%}' for count in hits[key])} |")
+        lines.append(row(name, hits[key], references))
+    for share, counts in results["told"].items():
+        lines.append(
+            row(f"Tiercel, RAM, told of {share} of the conversations when they are over", counts, references)
+        )
     lines += [
         "",
         f"{results['requests']:,} requests, {references:,} block references, {results['blocks']:,} different "
@@ -55,6 +60,10 @@ def table(results: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def row(name: str, counts: Sequence[float], references: int) -> str:
+    return f"| {name} | {' | '.join(f'{count / references:.2%}' for count in counts)} |"
 
 
 def write_replay_plot(results: dict[str, Any], target: Path) -> None:

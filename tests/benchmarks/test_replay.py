@@ -30,7 +30,22 @@ def test_the_store_hits_what_the_simulator_says(trace: Trace, tmp_path: Path) ->
     assert hits["store"][0] >= hits["fifo"][0]
     assert set(results["tenants"]) == set(replay.TENANTS)
     assert all(0 < count < hits["opt"][1] for count in results["tenants"].values())
+    assert set(results["told"]) == {"50%", "75%", "90%", "100%"}
+    assert results["told"]["100%"][0] > hits["store"][0]
     assert not list(tmp_path.iterdir())
+
+
+def test_last_prompts_are_those_that_no_later_one_goes_on_with(tmp_path: Path) -> None:
+    prompts = [[0, 1, 2, 3], [0, 5, 6], [0, 1, 2, 3, 4], [0, 1, 8, 9, 10], [0, 5, 6]]
+    lines = [{"timestamp": 0, "input_length": 512 * len(one), "hash_ids": one} for one in prompts]
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    few = read_trace(path)
+    assert replay.last_prompts(few) == [2, 4, 3]
+    assert replay.told_prompts(few, 1.0) == {2, 3, 4}
+    assert replay.told_prompts(few, 0.0) == set()
+    # Told that the first conversation is over, the store has none of it for who comes back all the same.
+    assert replay.in_ram(few, 100, over={0}) < replay.in_ram(few, 100)
 
 
 def test_wrong_bytes_are_not_counted_as_hits(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +71,7 @@ def test_table_plot_and_figures_are_made(
     trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, plot, figures = tmp_path / "page.md", tmp_path / "plot.png", tmp_path / "figures.json"
-    page.write_text(f"before\n{replay_page.BEGIN}\nold\n{replay_page.END}\nafter\n")
+    page.write_text(f"before\n{replay_page.BEGIN}\nstale\n{replay_page.END}\nafter\n")
     monkeypatch.setattr(replay_page, "PAGE", page)
     made = {name: [10] for name in replay_page.ROWS if name != "half"}
     counts = {"requests": 4, "references": 40, "blocks": 20}
@@ -66,6 +81,7 @@ def test_table_plot_and_figures_are_made(
         "shares": [0.5],
         "capacities": [10],
         "hits": made,
+        "told": {"90%": [15]},
         "tenants": {"two": 8},
     }
     monkeypatch.setattr(replay, "replay_all", lambda *_: results)
@@ -79,7 +95,8 @@ def test_table_plot_and_figures_are_made(
     assert plot.read_bytes().startswith(b"\x89PNG")
     text = page.read_text()
     assert "| **Tiercel, RAM** | 25.00% |" in text
+    assert "| Tiercel, RAM, told of 90% of the conversations when they are over | 37.50% |" in text
     assert "| two | 20.00% |" in text
-    assert "old" not in text
+    assert "stale" not in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
