@@ -1,6 +1,7 @@
 """Reuse of chunks on a real model: how far off answers are, by what is computed anew, and what it saves.
 
 python -m benchmarks.chunks [--json FILE] [--report FILE] [--prompts 4]
+python -m benchmarks.chunks --lengths     what chunks of few tokens earn in a block of the store
 
 SmolLM2-135M in its own dtype; texts are those of `tiercel eval`. Three tasks: a text cut in two chunks of
 1,000 tokens, four unrelated pieces of 500, and the list of 100 codes of `tiercel eval` cut in two. KL in nats
@@ -18,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from tiercel.store import TieredStore, open_store
 BLOCK_TOKENS = 256
 GOES_ON_TOKENS = 200
 TIMED_ROUNDS = 2
+# Of a block of 256 tokens; the shorter ones are what `ChunkReuse.worth` leaves out.
+LENGTHS = (24, 40, 64, 96, 128, 256)
 QUESTION = "\n\nIn one sentence, what is the text above about?"
 UNMOVED = "not moved"
 VARIANTS: dict[str, ChunkReuse] = {
@@ -87,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--report", type=Path, help="consent for `tiercel serve` (store.accept_lossy)")
+    parser.add_argument("--lengths", action="store_true", help="only what chunks of few tokens earn")
     parser.add_argument("--prompts", type=int, default=4, help="per task")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,7 +101,7 @@ def main() -> None:
     store = open_store(config, engine.layout.payload_bytes)
     try:
         engine.attach(store)
-        results = measure(engine, store, arguments.prompts)
+        results = by_length(engine, store) if arguments.lengths else measure(engine, store, arguments.prompts)
     finally:
         store.close()
     publish(results, arguments.json)
@@ -125,7 +129,9 @@ def measure(engine: TransformersEngine, store: TieredStore, prompts: int) -> dic
     for name, make in kinds.items() if prompts else ():
         tasks[name] = judged(engine, store, [make(seed) for seed in range(1, prompts + 1)])
         print(name, json.dumps(tasks[name]), file=sys.stderr, flush=True)
-    times = {name: timed(engine, store, make(1)) for name, make in kinds.items() if name != "kv-list"}
+    times = {
+        name: timed(engine, store, make(1), VARIANTS) for name, make in kinds.items() if name != "kv-list"
+    }
     return {"prompts": prompts, "texts": texts.sources, "tasks": tasks, "ttft": times}
 
 
@@ -197,7 +203,9 @@ def forced(engine: TransformersEngine, asked: Asked, cache: Any) -> Tensor:
     return logits[0].float().log_softmax(-1)
 
 
-def timed(engine: TransformersEngine, store: TieredStore, asked: Asked) -> dict[str, Any]:
+def timed(
+    engine: TransformersEngine, store: TieredStore, asked: Asked, variants: Mapping[str, ChunkReuse]
+) -> dict[str, Any]:
     """TTFT of a question behind the chunks: computed in full, and by variant with all of them in RAM."""
     assert engine.chunks is not None
     question = engine.encode(QUESTION)
@@ -217,14 +225,14 @@ def timed(engine: TransformersEngine, store: TieredStore, asked: Asked) -> dict[
 
         return run
 
-    names = ("0", "8", "16", "32", "0+0.05", "0+0.15", "0+0.3")
-    warm = with_chunks(VARIANTS["16"])
+    warm = with_chunks(variants["16"])
 
     def cold() -> None:
         store.clear()
         warm()
 
-    calls = {"full": full, "16, none stored": cold, **{name: with_chunks(VARIANTS[name]) for name in names}}
+    calls = {"full": full, "16, none stored": cold}
+    calls |= {name: with_chunks(reuse) for name, reuse in variants.items() if name != UNMOVED}
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(TIMED_ROUNDS + 1):
         for name, call in calls.items():
@@ -236,6 +244,35 @@ def timed(engine: TransformersEngine, store: TieredStore, asked: Asked) -> dict[
         for name, times in taken.items()
     }
     return {"prompt_tokens": len(whole.tokens), "rows": rows}
+
+
+class OfAnyLength(ChunkReuse):
+    """Reuse that finds every chunk worth a block."""
+
+    __slots__ = ()
+
+    def worth(self, span: Span, block_tokens: int) -> bool:
+        """Yes."""
+        return True
+
+
+def by_length(engine: TransformersEngine, store: TieredStore) -> dict[str, Any]:
+    """What chunks of a text of 1,024 tokens save and cost for each block that they take, by their length."""
+    texts = Texts(find_texts(None))
+    tokens = engine.encode(texts.piece(1, 3000))[:1024]
+    rows = {}
+    for length in LENGTHS:
+        chunks = tuple(tuple(tokens[at : at + length]) for at in range(0, len(tokens) - length + 1, length))
+        times = timed(engine, store, Asked(chunks, (), ()), {"16": OfAnyLength(16)})["rows"]
+        full_s, cold_s, warm_s = (times[name]["median_s"] for name in ("full", "16, none stored", "16"))
+        rows[str(length)] = {
+            "blocks": len(chunks),
+            "saved_s_per_block": (full_s - warm_s) / len(chunks),
+            "first_time_s_per_block": (cold_s - full_s) / len(chunks),
+            "times": times,
+        }
+        print(length, json.dumps(rows[str(length)]), file=sys.stderr, flush=True)
+    return {"texts": texts.sources, "lengths": rows}
 
 
 def adjacent(engine: TransformersEngine, texts: Texts, seed: int) -> Asked:

@@ -243,6 +243,23 @@ def test_tenants_do_not_share_chunks_and_hints_hold(
     assert answer(engine_of(), replace(request, salt="a", hints=Hints(load=False))).sources == {}
 
 
+def test_chunks_that_would_leave_most_of_a_block_empty_take_none(
+    engine_of: Make, prompt: Prompt, fake_store: FakeStore
+) -> None:
+    """However many there are, they are text. The least that is worth a block is the control."""
+    for length, blocks in ((BLOCK // 4 - 1, 0), (BLOCK // 4, 30)):
+        tokens, spans = prompt(5, 1), []
+        for number in range(30):
+            spans.append((len(tokens), len(tokens) + length))
+            tokens = [*tokens, *prompt(length, 10 + number), 7]
+        request = Request([*tokens, *prompt(QUESTION, 4)], max_new_tokens=3, chunks=tuple(spans))
+        engine = engine_of("llama", 0)
+        said = answer(engine, request)
+        assert sum(key[:8] != _tag(engine) for key in fake_store.blocks) == blocks
+        exact = answer(engine, replace(request, chunks=(), use_cache=False))
+        assert (said.tokens == exact.tokens) or blocks, "what is not reused is exact"
+
+
 def test_without_being_switched_on_chunks_are_tokens_like_all(
     tiny_model: Callable[..., Path], prompt: Prompt, fake_store: FakeStore
 ) -> None:
@@ -323,8 +340,8 @@ def test_which_places_are_computed() -> None:
     assert places_to_compute(1, 24, placed, reuse) == [1, 2, 3, 4, 10, 11, 20, 21, 22, 23]
     assert places_to_compute(3, 20, placed, reuse) == [3, 4, 10, 11, 19], "the last one, for its logits"
     assert places_that_may_deviate(placed, [3, 4]) == [5, 6, 7, 8, 9]
-    assert ChunkReuse(8).worth((0, 17))
-    assert not ChunkReuse(8).worth((0, 16))
+    assert ChunkReuse(8).worth((0, 17), 16)
+    assert not ChunkReuse(8).worth((0, 16), 16)
 
 
 @pytest.mark.parametrize("spans", [((0, 0),), ((3, 2),), ((0, 5), (4, 6)), ((2, 9),), ((-1, 2),)])

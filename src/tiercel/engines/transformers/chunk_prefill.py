@@ -111,7 +111,9 @@ class ChunkedPrompts:
         if self._prefix is None or chain is None or not request.chunks or not request.hints.load:
             return ()
         exact = self._prefix.stored_blocks(chain) * self._step
-        return tuple(span for span in request.chunks if span[1] > exact and self.reuse.worth(span))
+        return tuple(
+            span for span in request.chunks if span[1] > exact and self.reuse.worth(span, self._step)
+        )
 
     def prefill(
         self,

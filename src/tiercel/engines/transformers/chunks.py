@@ -22,6 +22,9 @@ METHOD = "chunks"
 Span = tuple[int, int]
 _SETTING = re.compile(r"([0-9]{1,5})(?:\+([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}))?", re.ASCII)
 SPANS_MAX = 4096
+# A chunk takes whole blocks of a store. With less than a quarter of one, computing it alone costs more than
+# its next use saves, and its block earns a tenth of what a full one does (docs/chunks.md).
+_BLOCK_SHARE_MIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,10 @@ class ChunkReuse:
     def __str__(self) -> str:
         return f"{self.head_tokens}+{self.ratio:g}" if self.ratio else str(self.head_tokens)
 
-    def worth(self, span: Span) -> bool:
-        """Whether a chunk of this length leaves more to reuse than is computed anew."""
-        return span[1] - span[0] > 2 * self.head_tokens
+    def worth(self, span: Span, block_tokens: int) -> bool:
+        """Whether a chunk of this length leaves more to reuse than is computed anew, and deserves a block."""
+        tokens = span[1] - span[0]
+        return tokens > 2 * self.head_tokens and tokens >= _BLOCK_SHARE_MIN * block_tokens
 
 
 @dataclass(frozen=True, slots=True)
