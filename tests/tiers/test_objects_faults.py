@@ -86,12 +86,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", server.port) as one:
-        yield one
-
-
-@pytest.fixture
 def stub() -> Iterator[StubS3]:
     with StubS3() as one:
         yield one

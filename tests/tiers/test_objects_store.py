@@ -51,12 +51,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", server.port) as one:
-        yield one
-
-
-@pytest.fixture
 def prefix() -> str:
     return f"store/{next(_SERIAL)}"
 

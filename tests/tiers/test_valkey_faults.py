@@ -59,12 +59,6 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-def proxy(server: ValkeyServer) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", server.port) as one:
-        yield one
-
-
-@pytest.fixture
 def tier(proxy: FaultProxy) -> Iterator[ValkeyTier]:
     """A tier behind the proxy, with one large record in it."""
     one = open_at(proxy.port)

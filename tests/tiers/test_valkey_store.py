@@ -40,12 +40,6 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-def proxy(server: ValkeyServer) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", server.port) as one:
-        yield one
-
-
-@pytest.fixture
 def store(proxy: FaultProxy) -> Iterator[TieredStore]:
     one = opened(proxy.port)
     yield one
