@@ -30,8 +30,11 @@ from tiercel.errors import ModelError
 MARK = "_tiercel_rows"
 # Two sequences of different length, tried alone and together when an engine is made.
 _PROBE_LENGTHS, _PROBE_STEPS = (5, 9), 3
-# Half precision rounds otherwise in products of several rows; a wrong place or row is far beyond that.
-_PROBE_ERROR_MAX = 0.05
+# A step of one row is computed as without rows, whatever the dtype: a wrong place or mask is beyond this.
+_ONE_ROW_ERROR_MAX = 0.02
+# Products of several rows round otherwise: the demo model's logits differ by 0.06 in bf16, by less than 1e-5 in
+# float32, and by 0.5 and more where rows are mixed up.
+_ROWS_ERROR_MAX, _ROWS_ERROR_MAX_FLOAT32 = 0.2, 0.01
 # Of one sequence each, and of no use to an attention that is called for one token of one row.
 _OF_THE_BATCH = ("position_ids", "cache_position")
 
@@ -112,7 +115,7 @@ class Together:
         self._make_rows = self._plain_rows if make_rows is None else make_rows
         try:
             self._use_our_attention()
-            self._probe([make_cache(layout, model.device) for _ in range(2 * len(_PROBE_LENGTHS))])
+            self._probe([[make_cache(layout, model.device) for _ in _PROBE_LENGTHS] for _ in range(3)])
         except ModelError as error:
             raise ModelError(
                 f"answers of {model.name} cannot be decoded together: {error}; accepted: batch = 1"
@@ -150,31 +153,35 @@ class Together:
             raise ModelError("its attention cannot be replaced")
 
     @torch.inference_mode()
-    def _probe(self, caches: Sequence[KVCache]) -> None:
-        """See that each of several sequences says together what it says alone."""
-        module, device, vocabulary = self._model.module, self._model.device, self._model.vocab_tokens
-        count = len(_PROBE_LENGTHS)
-        for cache, length in zip(caches, _PROBE_LENGTHS * 2, strict=True):
-            ids = (torch.arange(length, device=device) * 3 + length) % vocabulary
-            module(input_ids=ids[None], past_key_values=cache, use_cache=True)
+    def _probe(self, caches: Sequence[Sequence[KVCache]]) -> None:
+        """See that each of several sequences says the same without rows, as a row alone, and beside another."""
+        float32 = self._model.dtype == torch.float32
+        rows_error_max = _ROWS_ERROR_MAX_FLOAT32 if float32 else _ROWS_ERROR_MAX
+        for some in caches:
+            for cache, length in zip(some, _PROBE_LENGTHS, strict=True):
+                self._alone([3 * at + length for at in range(length)], cache)
         for at in range(_PROBE_STEPS):
-            steps = [Step((7 + at + row % count) % vocabulary, cache) for row, cache in enumerate(caches)]
-            alone = [
-                module(
-                    input_ids=torch.tensor([[step.token]], device=device),
-                    past_key_values=step.cache,
-                    use_cache=True,
-                ).logits[0, -1].float()
-                for step in steps[:count]
-            ]  # fmt: skip
-            for one, other in zip(alone, self.run(steps[count:]), strict=True):
-                error = float((other.float() - one).norm() / one.norm().clamp(min=1e-9))
-                if not error <= _PROBE_ERROR_MAX:
-                    raise ModelError(
-                        f"several sequences say something else than one (differs by {error:.1%})"
-                    )
-        for cache in caches:
+            plain, single, several = (
+                [Step(7 + at + row, cache) for row, cache in enumerate(some)] for some in caches
+            )
+            right = [self._alone([step.token], step.cache) for step in plain]
+            _check_alike(right, [self.run([step])[0] for step in single], _ONE_ROW_ERROR_MAX)
+            _check_alike(right, self.run(several), rows_error_max)
+        for cache in (cache for some in caches for cache in some):
             cache.clear()
+
+    def _alone(self, tokens: Sequence[int], cache: KVCache) -> Tensor:
+        model = self._model
+        ids = torch.tensor([tokens], device=model.device) % model.vocab_tokens
+        logits: Tensor = model.module(input_ids=ids, past_key_values=cache, use_cache=True).logits
+        return logits[0, -1]
+
+
+def _check_alike(right: Sequence[Tensor], said: Sequence[Tensor], error_max: float) -> None:
+    for one, other in zip(right, said, strict=True):
+        error = float((other.float() - one.float()).norm() / one.float().norm().clamp(min=1e-9))
+        if not error <= error_max:
+            raise ModelError(f"several sequences say something else than one (differs by {error:.1%})")
 
 
 def _registered(name: str) -> str:
