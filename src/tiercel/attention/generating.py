@@ -13,27 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from tiercel.attention.device import DeviceMemory
+from tiercel.attention.layer import CountedLayer
 from tiercel.attention.running import Prompt, TeacherForced, attending
 from tiercel.attention.serving import Served
 
 
-class CountingLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers has no types
+class CountingLayer(CountedLayer):  # type: ignore[no-untyped-call]  # transformers has no types
     """A layer of a cache whose keys and values are kept by whoever attends: it passes new ones on."""
-
-    is_sliding = False
-    is_croppable = False
-    supports_early_init = False
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers has no types
-        self.length = tokens
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -41,18 +30,6 @@ class CountingLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transf
         """Count them and hand them on."""
         self.length += key_states.shape[-2]
         return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Key length during this step, and the position of the first key."""
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Tokens so far, whether kept or not: positions go by them."""
-        return self.length
-
-    def get_max_length(self) -> int:
-        """No maximum (-1 in transformers' terms)."""
-        return -1
 
 
 class Generation:

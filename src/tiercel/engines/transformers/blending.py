@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicSlidingWindowLayer
 
+from tiercel.attention.layer import CountedLayer
 from tiercel.attention.policy import RotateKeys
 from tiercel.attention.rotation import key_rotation
 from tiercel.engines.transformers.kv_cache import KVCache
@@ -42,21 +43,13 @@ class _Enough(Exception):
         self.moved = moved
 
 
-class _ScatteredLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers has no types
-    """One layer's buffers, in which new keys and values go to given places."""
-
-    is_sliding = False
-    is_croppable = False
-    supports_early_init = False
+class _ScatteredLayer(CountedLayer):  # type: ignore[no-untyped-call]  # transformers has no types
+    """One layer's buffers, in which new keys and values go to given places; `length` are all others there."""
 
     def __init__(self, buffers: tuple[Tensor, Tensor], places: Tensor, stop: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers has no types
+        super().__init__(stop - len(places))
         self._keys, self._values = buffers
         self._places, self._stop = places, stop
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the buffers are there."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -65,18 +58,6 @@ class _ScatteredLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # tran
         self._keys.index_copy_(2, self._places, key_states)
         self._values.index_copy_(2, self._places, value_states)
         return self._keys[:, :, : self._stop], self._values[:, :, : self._stop]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As many keys as `update` returns, from position 0."""
-        return self._stop, 0
-
-    def get_seq_length(self) -> int:
-        """Tokens there beside the new ones."""
-        return self._stop - len(self._places)
-
-    def get_max_length(self) -> int:
-        """No maximum (-1 in transformers' terms)."""
-        return -1
 
 
 class _CheckedLayer(_ScatteredLayer):  # type: ignore[no-untyped-call]  # transformers has no types
