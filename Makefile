@@ -10,7 +10,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
-# How many test processes at a time; each keeps to whole files.
+# How many test processes at a time; each keeps to whole files, one of them to all that start vLLM.
 JOBS   ?= 2
 VLLM   ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 
@@ -62,7 +62,7 @@ browser:
 		|| echo "no Chromium: the browser tests will be skipped"
 
 test: setup browser
-	$(BIN)/python -m pytest -m "not soak" -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not soak" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak $(ARGS)

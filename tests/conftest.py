@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,17 @@ from hypothesis import HealthCheck, settings
 from tiercel.config.paths import CACHE_DIR_VARIABLE
 from tiercel.config.sources import PREFIX
 from tiercel.models import demo_model_dir
+
+# Files that start vLLM: two of its engines side by side on two cores wait for each other until something gives
+# up. Of a parallel run one worker has them all, and begins with them.
+STARTS_VLLM = frozenset({
+    "tests/engines/vllm/test_engine.py",
+    "tests/engines/vllm/test_engine_kinds.py",
+    "tests/engines/vllm/test_faults.py",
+    "tests/engines/vllm/test_lossy.py",
+    "tests/engines/vllm/test_serve.py",
+    "tests/engines/vllm/test_shared_tiers.py",
+})  # fmt: skip
 
 # Nothing here may fetch anything; set before any library that would looks at it.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,6 +41,24 @@ settings.register_profile(
 )
 settings.register_profile("soak", parent=settings.get_profile("tiercel"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tiercel"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, a worker has a whole file at a time, or all that start vLLM."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneEngineAtATime(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "vLLM" if file in STARTS_VLLM else file
+
+    return OneEngineAtATime(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest as one piece comes first."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in STARTS_VLLM)
 
 
 @pytest.fixture(autouse=True)

@@ -1,22 +1,22 @@
-"""How `make test` hands out files: those that start whole inference engines as one piece, and first."""
+"""How `make test` hands out files: those that start vLLM as one piece, and first."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.conftest import WHOLE_ENGINES, pytest_collection_modifyitems
+from tests.conftest import STARTS_VLLM, pytest_collection_modifyitems
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_file_that_starts_a_whole_engine_is_known() -> None:
+def test_every_file_that_starts_vllm_is_known() -> None:
     starting = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
         if re.search("^from tests.engines.vllm.driver import", path.read_text(), re.MULTILINE)
     }
-    assert starting == WHOLE_ENGINES - {"tests/engines/sglang/test_inside.py"}
+    assert starting == STARTS_VLLM
 
 
 def test_they_come_first() -> None:
