@@ -18,8 +18,8 @@ from tiercel.config.paths import CACHE_DIR_VARIABLE
 from tiercel.config.sources import PREFIX
 from tiercel.models import demo_model_dir
 
-# Files that start vLLM: two of its engines side by side on two cores wait for each other until something gives
-# up. Of a parallel run one worker has them all, and begins with them.
+# Files that start vLLM: two of its engines side by side on two cores wait for each other until something
+# gives up. Of a parallel run one worker has them all, and begins with them.
 STARTS_VLLM = frozenset({
     "tests/engines/vllm/test_engine.py",
     "tests/engines/vllm/test_engine_kinds.py",
