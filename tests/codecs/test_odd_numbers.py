@@ -12,7 +12,8 @@ from tiercel.codecs import LOSSY, BlockShape, Codec
 from tiercel.codecs.shape import BY_HEAD, BY_TOKEN, KEYS_BY_CHANNEL
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-FORM = (2, 32, 16)
+# Heads, tokens, channels: int8 has keys by row in the first, by channel in the second.
+FORMS = ((2, 32, 16), (1, 64, 16))
 COUNT = 2 * 2 * 32 * 16
 ODD = (
     0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 6e-8, 1e-38, -1e-38, 1e-30, 9e-31, 65504.0, -65504.0, 29999.0,
@@ -32,7 +33,8 @@ def test_odd_numbers_are_near_or_the_block_is_kept_as_it_is(
     codec: Codec, dtype: str, data: st.DataObject
 ) -> None:
     order = data.draw(st.sampled_from(["", BY_HEAD, BY_TOKEN, KEYS_BY_CHANNEL]))
-    shape = BlockShape(dtype, FORM if order else (1, 2, *FORM), order)
+    form = data.draw(st.sampled_from(FORMS))
+    shape = BlockShape(dtype, form if order else (1, 2, *form), order)
     x = torch.zeros(COUNT)
     if data.draw(st.booleans()):
         x = torch.randn(COUNT, generator=torch.manual_seed(data.draw(st.integers(0, 9))))
@@ -57,10 +59,12 @@ def test_odd_numbers_are_near_or_the_block_is_kept_as_it_is(
 
 @pytest.mark.parametrize("codec", LOSSY.values(), ids=list(LOSSY))
 @settings(max_examples=40)
-@given(body=st.binary(min_size=4, max_size=40))
-def test_what_nobody_encoded_gives_numbers_or_nothing_but_no_warning(codec: Codec, body: bytes) -> None:
+@given(body=st.binary(min_size=4, max_size=40), form=st.sampled_from(FORMS))
+def test_what_nobody_encoded_gives_numbers_or_nothing_but_no_warning(
+    codec: Codec, body: bytes, form: tuple[int, ...]
+) -> None:
     """Warnings are errors here. A float16 has no room for what hostile scales and codes come to."""
-    shape = BlockShape("float16", (1, 2, *FORM))
+    shape = BlockShape("float16", (1, 2, *form))
     payload = memoryview(bytearray(COUNT * 2))
     into = memoryview(bytearray(COUNT * 2))
     payload[:] = np.ones(COUNT, np.float16).tobytes()

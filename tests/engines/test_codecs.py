@@ -154,14 +154,14 @@ def test_a_daemons_codecs_mark_its_engines_blocks(
     with connect(config, engine.layout.payload_bytes) as store:
         assert store.lossy == LossyTiers(("int8",))
         engine.attach(store)  # type: ignore[arg-type]  # (it has the same calls)
-        assert engine.identity.lossy == f"int8 {engine.layout.shape()}"
+        assert engine.identity.lossy == f"int8 {engine.layout.shape()} 5"
         tokens = prompt(BLOCK + 1)
         engine.prefill_logits(tokens)
         assert store.flush(20)
     daemon.stop()
     thread.join(20)
     daemon.close()
-    assert codecs_at_rest(tmp_path / "disk") == {2}
+    assert codecs_at_rest(tmp_path / "disk") == {5}
 
 
 def test_a_model_whose_layers_differ_is_refused_a_lossy_tier_in_one_line(

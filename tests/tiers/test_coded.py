@@ -245,7 +245,8 @@ def test_stores_with_and_without_codecs_share_a_place_and_read_each_others_exact
         assert bytes(read(tier, chain, 1)[1])[HEADER_BYTES:] == bytes(block(chain, 1, seed=2))[HEADER_BYTES:]
 
 
-def test_a_codec_of_another_release_is_a_miss_and_the_record_stays() -> None:
+@pytest.mark.parametrize("number", [2, 3, 41])
+def test_a_codec_of_another_release_is_a_miss_and_the_record_stays(number: int) -> None:
     inner, chain = MemoryTier(64 << 20), chain_of(exact())
     tier = coded(inner, LOSSLESS)
     tier.write([chain.keys[0]], [block(chain)])
@@ -253,9 +254,20 @@ def test_a_codec_of_another_release_is_a_miss_and_the_record_stays() -> None:
     header = parse(lies)
     assert isinstance(header, Header)
     info = header_info(lies)
-    write_header(lies, replace(header, codec=41), info)
+    write_header(lies, replace(header, codec=number), info)
     inner.write([chain.keys[0]], [lies])
     assert read(tier, chain)[0].fate is Fate.MISSING
+
+
+def test_blocks_in_an_older_format_of_a_codec_have_other_keys() -> None:
+    inner, chain = MemoryTier(64 << 20), chain_of(lossy("int8"))
+    older = chain_of(replace(lossy("int8"), lossy=f"int8 {SHAPE}"))
+    tier = coded(inner, LOSSY["int8"])
+    tier.write([older.keys[0]], [block(older)])
+    assert read(tier, chain)[0].fate is Fate.MISSING
+    assert read(tier, older)[0].fate is Fate.OK, "the control: kept exactly, as its mark says nothing to us"
+    tier.write([chain.keys[0]], [block(chain)])
+    assert read(tier, chain)[0].fate is Fate.OK
 
 
 # Bounds and bytes that nobody of us wrote.
@@ -443,8 +455,11 @@ def test_no_lossy_tier_changes_no_name_and_a_judged_model_is_marked() -> None:
     judged = LossyTiers(("int8",), (f"{exact().model}@{exact().revision}",))
     mark = Mark.parse(marked(exact(), judged, SHAPE, PAYLOAD).lossy)
     assert mark == Mark(("int8",), SHAPE)
-    for text in (None, "", "int8", "int9 bfloat16:64", "int8 bfloat16:64 ", 3, "+ bfloat16:64"):
+    assert Mark.parse("int4+int8 bfloat16:64 4+5") == Mark(("int4", "int8"), BlockShape("bfloat16", (64,)))
+    for text in (None, "", "int8", "int9 bfloat16:64 5", "int8 bfloat16:64 5 ", 3, "+ bfloat16:64 +"):
         assert Mark.parse(text) is None
+    for older in ("int8 bfloat16:64", "int8 bfloat16:64 ", "int8 bfloat16:64 2", "int4+int8 bfloat16:64 5"):
+        assert Mark.parse(older) is None, "another format"
 
 
 # Tools that look at a place from outside.
@@ -459,7 +474,7 @@ def test_tools_see_sound_records_name_the_codec_and_know_a_tenants_marked_scope(
     report = place.verify(repair=True)
     assert (report.checked, report.bad) == (2, [])
     (row,) = place.scopes()
-    assert row.info["lossy"] == f"int8 {SHAPE}"
+    assert row.info["lossy"] == f"int8 {SHAPE} 5"
     assert row.has_salt("s3cret")
     assert not row.has_salt("guess")
     assert label_of(scope.info).model == "model (int8)"

@@ -17,12 +17,10 @@ and half a step of the KV dtype on top. No tokens are kept apart: a block at res
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
-from tiercel.codecs.floats import F32, FLOATS, PEAK_MAX, Stored
+from tiercel.codecs.floats import F32, FLOATS, PEAK_MAX, reduced
 from tiercel.codecs.shape import BlockShape
 
 F16 = npt.NDArray[np.float16]
@@ -51,7 +49,7 @@ class Int4:
             return None
         floats = FLOATS[shape.dtype]
         at = 0
-        for numbers, keys in _panels(payload, shape):
+        for numbers, keys in shape.panels(np.frombuffer(payload, floats.stored), _CHUNK):
             x = np.empty((len(numbers) * numbers.shape[1], *numbers.shape[2:]), np.float32)
             floats.widen(numbers, x.reshape(numbers.shape))
             grouped = _grouped(x, keys)
@@ -67,7 +65,7 @@ class Int4:
             return False
         floats = FLOATS[shape.dtype]
         at = 0
-        for numbers, keys in _panels(payload, shape):
+        for numbers, keys in shape.panels(np.frombuffer(payload, floats.stored), _CHUNK):
             x = np.empty((len(numbers) * numbers.shape[1], *numbers.shape[2:]), np.float32)
             grouped = _grouped(x, keys)
             lows, steps, codes, at = _parts(encoded, at, x, grouped)
@@ -76,19 +74,6 @@ class Int4:
             _restore(codes, lows, steps, x, grouped)
             floats.narrow(x.reshape(numbers.shape), numbers)
         return at == len(encoded)
-
-
-def _panels(payload: memoryview, shape: BlockShape) -> Iterator[tuple[Stored, bool]]:
-    """Views [parts, heads, tokens, head_dim] that fit a core's cache, and whether they are keys."""
-    sides = shape.sides(np.frombuffer(payload, FLOATS[shape.dtype].stored))
-    assert sides is not None
-    count, heads, tokens, width = sides[0].shape
-    step = max(1, _CHUNK // (tokens * width))
-    together = max(1, step // heads)
-    for first in range(0, count, together):
-        for side, keys in zip(sides, (True, False), strict=True):
-            for at in range(0, heads, step):
-                yield side[first : first + together, at : at + step], keys
 
 
 def _grouped(x: F32, keys: bool) -> F32:
@@ -117,9 +102,9 @@ def _parts(encoded: memoryview, at: int, x: F32, grouped: F32) -> tuple[F16, F16
 
 def _measure(grouped: F32, lows: F16, steps: F16) -> bool:
     """Lowest numbers and steps, rounded so that nothing of a group lies outside of 0..15 steps."""
-    # numpy reduces short rows slowly: halves are compared instead, values as columns.
+    # Values as columns.
     columns = grouped if grouped.ndim == 3 else np.ascontiguousarray(grouped.T)[None]
-    low, high = (_reduced(take, columns).reshape(lows.shape) for take in (np.minimum, np.maximum))
+    low, high = (reduced(take, columns).reshape(lows.shape) for take in (np.minimum, np.maximum))
     if not (np.all(low > -_HALF_MAX) and np.all(high < _HALF_MAX)):  # NaN is in no order
         return False
     np.copyto(lows, low, casting="same_kind")
@@ -128,14 +113,6 @@ def _measure(grouped: F32, lows: F16, steps: F16) -> bool:
     np.copyto(steps, step, casting="same_kind")
     steps[...] = np.where(steps < step, np.nextafter(steps, np.float16(np.inf)), steps)
     return True
-
-
-def _reduced(take: np.ufunc, columns: F32) -> F32:
-    """The lowest or highest along axis 1, whose length is a power of two."""
-    while columns.shape[1] > 1:
-        half = columns.shape[1] // 2
-        columns = take(columns[:, :half], columns[:, half:])
-    return columns
 
 
 def _quantise(x: F32, grouped: F32, lows: F16, steps: F16, codes: Codes) -> None:

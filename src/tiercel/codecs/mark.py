@@ -1,6 +1,9 @@
 """The mark of blocks that may come back nearly equal: part of their identity, so that nobody else finds them.
 
-    int8 bfloat16:30,2,3,256,64        codecs (several: int4+int8), then what numbers a payload holds
+    int8 bfloat16:30,2,3,256,64 5      codecs (several: int4+int8 ... 4+5), what numbers a payload holds, and
+                                       the codecs' numbers in record headers
+
+Another format is another number, and so other keys: blocks in an older one are not found, nor find it.
 
 An engine whose store has lossy tiers marks its identity before it names a block. Its blocks then have other
 keys than exact ones of the same tokens, in every place. A tier, in turn, encodes with a lossy codec only what
@@ -49,21 +52,28 @@ class Mark:
     shape: BlockShape
 
     def __str__(self) -> str:
-        return f"{'+'.join(self.codecs)} {self.shape}"
+        return f"{'+'.join(self.codecs)} {self.shape} {_formats(self.codecs)}"
 
     @classmethod
     def parse(cls, text: object) -> Self | None:
         """The mark that a text is; None for anything else."""
         if not isinstance(text, str):
             return None
-        names, _, form = text.partition(" ")
+        names, _, rest = text.partition(" ")
+        form, _, formats = rest.partition(" ")
         codecs, shape = tuple(names.split("+")), BlockShape.parse(form)
-        return cls(codecs, shape) if shape is not None and LOSSY.keys() >= set(codecs) else None
+        if shape is None or not LOSSY.keys() >= set(codecs) or formats != _formats(codecs):
+            return None
+        return cls(codecs, shape)
 
     @classmethod
     def of(cls, info: Mapping[str, str | int]) -> Self | None:
         """The mark in a record's description; None of an exact one."""
         return cls.parse(info.get("lossy"))
+
+
+def _formats(codecs: tuple[str, ...]) -> str:
+    return "+".join(str(LOSSY[name].number) for name in codecs)
 
 
 def marked(identity: Identity, lossy: LossyTiers, shape: BlockShape | None, payload_bytes: int) -> Identity:

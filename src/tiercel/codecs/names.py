@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from tiercel.codecs.base import Codec
+from tiercel.codecs.fp8 import Fp8
 from tiercel.codecs.int4 import Int4
-from tiercel.codecs.rows import Fp8, Int8
+from tiercel.codecs.int8 import Int8
 from tiercel.errors import ConfigError
 
 # What is kept is nearly what was stored; see docs/codecs.md for how nearly.

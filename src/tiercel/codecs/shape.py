@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -93,10 +94,24 @@ class BlockShape:
         parts = numbers.reshape(-1, tokens, heads, 2, width).swapaxes(1, 2)
         return parts[:, :, :, 0], parts[:, :, :, 1]
 
+    def panels(self, numbers: Numbers, at_once: int) -> Iterator[tuple[Numbers, bool]]:
+        """Views [parts, kv_heads, tokens, head_dim] of whole heads, about `at_once` numbers each, and whether
+        they are keys; only where that is known. No view has more numbers than the first.
+        """
+        sides = self.sides(numbers)
+        assert sides is not None
+        count, heads, tokens, width = sides[0].shape
+        step = max(1, at_once // (tokens * width))
+        together = max(1, step // heads)
+        for first in range(0, count, together):
+            for side, keys in zip(sides, (True, False), strict=True):
+                for at in range(0, heads, step):
+                    yield side[first : first + together, at : at + step], keys
+
     def rows(self, numbers: Numbers, at_once: int) -> list[Numbers]:
         """All rows as views whose last axis is a token's channels of one head, about `at_once` numbers each.
 
-        No view has more rows than the first.
+        No view has more rows than the first; their order is the same, however many are taken at once.
         """
         if self.order != KEYS_BY_CHANNEL:
             lines = numbers.reshape(-1, self.row)
@@ -105,7 +120,7 @@ class BlockShape:
         sides = self.sides(numbers)
         assert sides is not None
         step = max(1, at_once // math.prod(self.sizes))
-        return [side[at : at + step] for at in range(0, len(sides[0]), step) for side in sides]
+        return [side[at : at + step] for side in sides for at in range(0, len(side), step)]
 
     def __str__(self) -> str:
         return f"{self.dtype}{'/' if self.order else ''}{self.order}:{','.join(map(str, self.sizes))}"
