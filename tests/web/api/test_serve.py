@@ -274,9 +274,10 @@ def test_sigterm_writes_down_and_a_restart_resumes_from_disk(model_dir: Path, tm
         assert rest[-1].choices[0].finish_reason == "length", "the running answer was finished"
         # Asked once: a second signal would cut the writing short.
         assert server.process.wait(60) == 0
-    everywhere = ("--host", "0.0.0.0")
+    everywhere = ("--host", "0.0.0.0", "--batch", "2")
     with ServerProcess(*options, *everywhere, log=tmp_path / "log2") as server, client_of(server) as client:
         warm = chat(client, messages)
+        assert any(line.split() == ["model.batch", "=", "2", "(flag)"] for line in server.said)
         assert cached(warm) == cold.usage.prompt_tokens // BLOCK * BLOCK > 0
         assert warm.choices[0].message.content == cold.choices[0].message.content
         until(lambda: 'tiercel_reused_tokens_total{place="disk"}' in server.figures())
@@ -305,3 +306,4 @@ def test_what_cannot_be_served_is_one_line(server: ServerProcess, tmp_path: Path
     assert f"model folder {tmp_path} has no config.json" in failing(str(tmp_path), "--port", "0")
     assert "accepted is one of them" in failing(str(tmp_path), "--model", "other")
     assert "ram.size" in failing("--ram", "4")
+    assert "model.batch: '0'" in failing("--batch", "0")

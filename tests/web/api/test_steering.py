@@ -8,27 +8,18 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-import torch
-import transformers
 from starlette.testclient import TestClient
 from tests.store.support import drop_ram, eventually
 
-from tiercel.blocks import Chain, record_bytes
-from tiercel.config import ServeConfig
-from tiercel.engines.transformers import TransformersEngine
-from tiercel.memory import Arena
+from tiercel.blocks import Chain
 from tiercel.store import LaneOptions, TieredStore
 from tiercel.store.policy import Hints
 from tiercel.tiers import FilesTier
-from tiercel.web.api.app import ACTIONS, make_app
-from tiercel.web.api.completions import Service
-from tiercel.web.api.engine import Loaded, ModelFacts
+from tiercel.web.api.app import ACTIONS
 
 from .conftest import Stub, StubStore
 from .test_bodies import CHAT, HELLO, PLAIN, error_of
-
-BLOCK = 16
-PROMPT = [3 + at % 100 for at in range(5 * BLOCK + 3)]
+from .tiny import BLOCK, PROMPT, tiny_server
 
 
 @pytest.fixture(scope="module")
@@ -209,27 +200,14 @@ def test_a_session_names_what_its_last_request_left(make_stub: Callable[..., Stu
 # With a real engine.
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, TieredStore]]:
+@pytest.fixture(scope="module", params=[1, 4], ids=["alone", "batch"])
+def real(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[TestClient, TieredStore]]:
     folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=1, bos_token_id=2,
-        initializer_range=0.2,
-    )  # fmt: skip
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
-    arena = Arena(record_bytes(3 * 2 * 2 * BLOCK * 16 * 4), 64, reserved=8)
-    with TieredStore(arena, [(FilesTier(folder / "disk"), LaneOptions())]) as store:
-        assert store.scanned(10)
-        engine = TransformersEngine(
-            folder / "model", store, dtype="float32", device="cpu", block_tokens=BLOCK, load_always=True
-        )
-        object.__setattr__(engine.model, "eos_ids", frozenset())
-        facts = ModelFacts("tiny", "fp_0", 512, 128, False, False, "cpu")
-        service = Service(Loaded(engine, store, facts), ServeConfig())
-        with TestClient(make_app(service, None)) as client:
-            yield client, store
+    tiers = [(FilesTier(folder / "disk"), LaneOptions())]
+    with tiny_server(folder / "model", tiers, batch=request.param) as (client, store):
+        yield client, store
 
 
 def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
