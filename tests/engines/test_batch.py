@@ -18,7 +18,16 @@ from tests.engines.test_engine import BLOCK, Prompt, answer, build
 from tests.engines.test_offload import BUDGETS, FAMILIES, PROMPT, Slow, offloaded, reference, shared
 
 from tiercel.codecs.consent import LossyAttention
-from tiercel.engines.transformers import Batch, Delta, Member, Request, Result, Stopped, TransformersEngine
+from tiercel.engines.transformers import (
+    Batch,
+    Delta,
+    Member,
+    Request,
+    Result,
+    Stopped,
+    TransformersEngine,
+    rows,
+)
 from tiercel.engines.transformers.answering import Step
 from tiercel.engines.transformers.chunks import ChunkReuse
 from tiercel.engines.transformers.kv_cache import KVCache
@@ -178,11 +187,31 @@ def test_a_window_that_the_caches_do_not_have_is_refused(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So is attention in chunks, which keeps caches like a window and passes none on."""
-    from tiercel.engines.transformers import rows
-
     monkeypatch.setattr(rows, "sliding_windows", lambda module: (None, 24, None))
     with pytest.raises(ModelError, match=r"^answers of tiny .* sees None tokens back where 24 are due"):
         together(tiny_model())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_are_mixed_up_or_misplaced_are_seen_when_an_engine_is_made(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    update = rows.RowsLayer.update
+
+    def mixed(self: rows.RowsLayer, keys: torch.Tensor, values: torch.Tensor, *more: Any) -> Any:
+        self._layers = self._layers[::-1]
+        return update(self, keys, values, *more)
+
+    faults: list[tuple[Any, str, Any]] = [
+        (rows.RowsLayer, "update", mixed),
+        (rows, "_place", lambda cache: int(cache.get_seq_length()) + 1),
+    ]
+    for where, name, wrong in faults:
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, wrong)
+            with pytest.raises(ModelError, match="several sequences say something else than one"):
+                together(tiny_model(), dtype=dtype)
+    together(tiny_model(), dtype=dtype)
 
 
 @pytest.mark.parametrize("batch", [0, -1])
@@ -684,3 +713,20 @@ def test_a_part_comes_back_from_the_host_as_it_was() -> None:
     back = lying.unpacked(lying.packed(part).clone())
     for name in ("total", "weight", "peak"):
         assert torch.equal(getattr(back, name), getattr(part, name))
+
+
+@pytest.mark.model
+def test_the_real_model_answers_in_a_batch_as_alone(model_dir: Path) -> None:
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    how: dict[str, Any] = {"dtype": "float32", "device": "cpu", "block_tokens": 64}
+    plain = TransformersEngine(model_dir, None, **how)
+    tokens = plain.encode(text)
+    requests = [Request(tokens[at : at + length], max_new_tokens=5) for at, length in ((0, 90), (300, 20))]
+    expected = alone(plain, requests)
+    for budget in (None, plain.layout.token_bytes * 40):
+        engine = TransformersEngine(model_dir, None, kv_device_bytes=budget, batch=2, **how)
+        assert [one.tokens for one in said(engine, requests)] == expected
+        prompts = [list(one.tokens) for one in requests]
+        assert worst_error(plain, engine, prompts, 2) < 1e-4
+        if budget is not None:
+            assert 0 < shared(engine).memory.peak_bytes <= budget

@@ -32,8 +32,8 @@ MARK = "_tiercel_rows"
 _PROBE_LENGTHS, _PROBE_STEPS = (5, 9), 3
 # A step of one row is computed as without rows, whatever the dtype: a wrong place or mask is beyond this.
 _ONE_ROW_ERROR_MAX = 0.02
-# Products of several rows round otherwise: the demo model's logits differ by 0.06 in bf16, by less than 1e-5 in
-# float32, and by 0.5 and more where rows are mixed up.
+# Products of several rows round otherwise: the demo model's logits differ by 0.06 in bf16, by less than 1e-5
+# in float32, and by 0.5 and more where rows are mixed up.
 _ROWS_ERROR_MAX, _ROWS_ERROR_MAX_FLOAT32 = 0.2, 0.01
 # Of one sequence each, and of no use to an attention that is called for one token of one row.
 _OF_THE_BATCH = ("position_ids", "cache_position")
@@ -125,10 +125,9 @@ class Together:
     def run(self, steps: Sequence[Step]) -> list[Tensor]:
         """Run a token of each; the logits of each, [vocabulary]."""
         model, caches = self._model, [step.cache for step in steps]
-        places = [[int(cache.get_seq_length())] for cache in caches]
         output = model.module(
             input_ids=torch.tensor([[step.token] for step in steps], device=model.device),
-            position_ids=torch.tensor(places, device=model.device),
+            position_ids=torch.tensor([[_place(cache)] for cache in caches], device=model.device),
             past_key_values=self._make_rows(caches),
             use_cache=True,
             **({"logits_to_keep": 1} if model.keeps_last_logits else {}),
@@ -154,7 +153,7 @@ class Together:
 
     @torch.inference_mode()
     def _probe(self, caches: Sequence[Sequence[KVCache]]) -> None:
-        """See that each of several sequences says the same without rows, as a row alone, and beside another."""
+        """See that each of two sequences says the same by itself, beside the other, and as the only row."""
         float32 = self._model.dtype == torch.float32
         rows_error_max = _ROWS_ERROR_MAX_FLOAT32 if float32 else _ROWS_ERROR_MAX
         for some in caches:
@@ -165,8 +164,8 @@ class Together:
                 [Step(7 + at + row, cache) for row, cache in enumerate(some)] for some in caches
             )
             right = [self._alone([step.token], step.cache) for step in plain]
-            _check_alike(right, [self.run([step])[0] for step in single], _ONE_ROW_ERROR_MAX)
             _check_alike(right, self.run(several), rows_error_max)
+            _check_alike(right, [self.run([step])[0] for step in single], _ONE_ROW_ERROR_MAX)
         for cache in (cache for some in caches for cache in some):
             cache.clear()
 
@@ -175,6 +174,11 @@ class Together:
         ids = torch.tensor([tokens], device=model.device) % model.vocab_tokens
         logits: Tensor = model.module(input_ids=ids, past_key_values=cache, use_cache=True).logits
         return logits[0, -1]
+
+
+def _place(cache: KVCache) -> int:
+    """Where a sequence's next token stands."""
+    return int(cache.get_seq_length())
 
 
 def _check_alike(right: Sequence[Tensor], said: Sequence[Tensor], error_max: float) -> None:
