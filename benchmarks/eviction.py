@@ -24,6 +24,8 @@ Chains = list[list[int]]
 TURNS_MAX = 8
 # A conversation's each further turn keeps its blocks for so much of what the cache holds, in uses of blocks.
 GRACE_SHARE = 0.2
+# So many requests teach before what was learnt of them is used, and until it is learnt anew.
+LESSON = 1000
 # What is remembered of what was evicted, in caches.
 GHOSTS = 4
 
@@ -222,8 +224,19 @@ def continued(chains: Chains) -> list[bool]:
     return again
 
 
-def fitted_graces(chains: Chains, classes: Sequence[int], room: int) -> list[float]:
-    """Graces that suit the whole trace best: hit densities by class and age, known before it begins.
+def kinds(chains: Chains) -> list[int]:
+    """Classes of requests: by the turn, and by how many new blocks it brings (powers of two)."""
+    seen: set[int] = set()
+    found = []
+    for chain, turn in zip(chains, turns(chains, 1 << 60), strict=True):
+        new = sum(block not in seen for block in chain)
+        seen.update(chain)
+        found.append(min(turn, 3) * 8 + min(new.bit_length(), 7))
+    return found
+
+
+def fitted_graces(chains: Chains, classes: Sequence[int], room: int) -> dict[int, float]:
+    """By class the grace that suits these requests best: hit densities by class and age, known beforehand.
 
     After least hit density (Beckmann, Chen, Cidon, NSDI '18): each class is kept up to the age where a use
     of room brings the same hits in all classes.
@@ -264,7 +277,7 @@ def fitted_graces(chains: Chains, classes: Sequence[int], room: int) -> list[flo
         too_much = sum(one[1] for one in kept(middle).values()) > room * now
         low, high = (middle, high) if too_much else (low, middle)
     best = kept(high)
-    return [best[name][0] for name in classes]
+    return {name: one[0] for name, one in best.items()}
 
 
 def by_turn(chains: Chains, room: int, memory: int) -> int:
@@ -273,10 +286,18 @@ def by_turn(chains: Chains, room: int, memory: int) -> int:
 
 
 def fitted(chains: Chains, room: int) -> int:
-    always = 1 << 60
-    lengths = [0 if len(chain) <= 2 else 1 if len(chain) <= 32 else 2 for chain in chains]
-    classes = [min(t, 5) * 3 + n for t, n in zip(turns(chains, always), lengths, strict=True)]
-    return play_graced(chains, room, fitted_graces(chains, classes, room))
+    classes = kinds(chains)
+    graces = fitted_graces(chains, classes, room)
+    return play_graced(chains, room, [graces[name] for name in classes])
+
+
+def learnt(chains: Chains, room: int) -> int:
+    """The same without seeing the future: what is done in each lesson is fitted to those before it."""
+    classes, graces = kinds(chains), [0.0] * min(LESSON, len(chains))
+    for start in range(LESSON, len(chains), LESSON):
+        best = fitted_graces(chains[:start], classes[:start], room)
+        graces += [best.get(name, 0.0) for name in classes[start : start + LESSON]]
+    return play_graced(chains, room, graces)
 
 
 def oracle(chains: Chains, room: int) -> int:
@@ -292,6 +313,7 @@ STUDY: dict[str, Callable[[Chains, int], int]] = {
     "by turn, remembers 4 caches": lambda chains, room: by_turn(chains, room, GHOSTS * room),
     "by turn, remembers all": lambda chains, room: by_turn(chains, room, 1 << 60),
     "hit density, fitted to the trace": fitted,
+    "hit density, learnt as it runs": learnt,
     "knows which prompts are continued": oracle,
 }
 
