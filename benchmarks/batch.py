@@ -15,7 +15,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,16 +74,18 @@ def main() -> None:
     print(tables(found["arms"]))
 
 
-def measured(model: Path, tokens: int, steps: int, rounds: int) -> dict[str, Any]:
-    """Medians of each arm and its ratio to one answer at a time without a budget; answers are compared."""
-    plain = without_end(TransformersEngine(model, batch=max(SIZES)))
+def measured(
+    model: Path, tokens: int, steps: int, rounds: int, sizes: Sequence[int] = SIZES
+) -> dict[str, Any]:
+    """Medians of each arm, and its ratio to one answer at a time without a budget."""
+    plain = without_end(TransformersEngine(model, batch=max(sizes)))
     kv_bytes = plain.layout.token_bytes * (tokens + 2 * steps * (rounds + 1))
     requests = [
         Request(prompt, max_new_tokens=4 * steps * (rounds + 1), use_cache=False)
-        for prompt in several(plain, tokens)
+        for prompt in several(plain, tokens, max(sizes))
     ]
     arms: dict[str, dict[int, Arm]] = {PLAIN: {}}
-    for size in SIZES:
+    for size in sizes:
         arms[PLAIN][size] = Arm(decoding(plain, requests[:size]))
         for share in SHARES:
             budget = int(share * size * kv_bytes)
@@ -98,7 +100,7 @@ def measured(model: Path, tokens: int, steps: int, rounds: int) -> dict[str, Any
                 arm.run(steps)
                 if not number:  # the first round warms up
                     arm.clock_s.clear(), arm.cpu_s.clear()
-    base = arms[PLAIN][1]
+    base = arms[PLAIN][sizes[0]]
     return {
         "machine": machine() | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None},
         "threads": torch.get_num_threads(),
@@ -109,10 +111,10 @@ def measured(model: Path, tokens: int, steps: int, rounds: int) -> dict[str, Any
     }
 
 
-def several(engine: TransformersEngine, tokens: int) -> list[list[int]]:
-    """As many prompts as the largest batch has answers, of different beginnings."""
-    found = prompts(engine, tokens)
-    return [[*found[at % len(found)][at // len(found) :], *found[0][: at // len(found)]] for at in range(8)]
+def several(engine: TransformersEngine, tokens: int, count: int) -> list[list[int]]:
+    """So many prompts of equal length, with different beginnings."""
+    found = prompts(engine, tokens + count // 2)
+    return [found[at % len(found)][at // len(found) :][:tokens] for at in range(count)]
 
 
 def without_end(engine: TransformersEngine) -> TransformersEngine:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import offload
+from benchmarks import batch, offload
 from benchmarks.run import FOLDER, ROOT, machine
 from benchmarks.timing import interleaved, ratio, shown
 from tiercel.memory import Arena, ArenaKind
@@ -62,6 +62,7 @@ def main() -> None:
     if HAVE_VLLM:
         results["tiering"] = with_tiering(model, tokens)
     results["offload"] = offload.measured(model, tokens, answer_tokens=32, rounds=2)
+    results["batch"] = batch.measured(model, min(tokens, 2000), steps=8, rounds=2, sizes=(1, 4))
     text = json.dumps(results, indent=2)
     print(text)
     target = options.json or (FOLDER / "gpu.json" if HAVE_GPU else None)

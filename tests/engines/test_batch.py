@@ -721,12 +721,9 @@ def test_the_real_model_answers_in_a_batch_as_alone(model_dir: Path) -> None:
     how: dict[str, Any] = {"dtype": "float32", "device": "cpu", "block_tokens": 64}
     plain = TransformersEngine(model_dir, None, **how)
     tokens = plain.encode(text)
-    requests = [Request(tokens[at : at + length], max_new_tokens=5) for at, length in ((0, 90), (300, 20))]
-    expected = alone(plain, requests)
-    for budget in (None, plain.layout.token_bytes * 40):
-        engine = TransformersEngine(model_dir, None, kv_device_bytes=budget, batch=2, **how)
-        assert [one.tokens for one in said(engine, requests)] == expected
-        prompts = [list(one.tokens) for one in requests]
-        assert worst_error(plain, engine, prompts, 2) < 1e-4
-        if budget is not None:
-            assert 0 < shared(engine).memory.peak_bytes <= budget
+    requests = [Request(tokens[at : at + length], max_new_tokens=4) for at, length in ((0, 70), (300, 20))]
+    budget = plain.layout.token_bytes * 40
+    engine = TransformersEngine(model_dir, None, kv_device_bytes=budget, batch=2, **how)
+    assert [one.tokens for one in said(engine, requests)] == alone(plain, requests)
+    assert worst_error(plain, engine, [list(one.tokens) for one in requests], 1) < 1e-4
+    assert 0 < shared(engine).memory.peak_bytes <= budget

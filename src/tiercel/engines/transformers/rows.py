@@ -29,7 +29,7 @@ from tiercel.errors import ModelError
 # What a model's keys carry from the cache to its attention: the layer whose they are.
 MARK = "_tiercel_rows"
 # Two sequences of different length, tried alone and together when an engine is made.
-_PROBE_LENGTHS, _PROBE_STEPS = (5, 9), 3
+_PROBE_LENGTHS, _PROBE_STEPS = (5, 9), 2
 # A step of one row is computed as without rows, whatever the dtype: a wrong place or mask is beyond this.
 _ONE_ROW_ERROR_MAX = 0.02
 # Products of several rows round otherwise: the demo model's logits differ by 0.06 in bf16, by less than 1e-5
