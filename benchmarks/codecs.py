@@ -5,8 +5,8 @@ python -m benchmarks.codecs [--json FILE] [--quick] [--candidates]
 KV of SmolLM2-135M (bf16) over this repository's own pages. Seconds are processor time of one thread, best of
 three per block. KL is in nats per token of answers, teacher-forced behind a context whose full blocks went
 through the codec, against the same context with its blocks as they were computed: over a list of 110 codes of
-which 12 are asked, and over text. `--candidates` adds what was tried for the lossless codec and left out; it
-needs numcodecs.
+which 12 are asked, and over text. The table of docs/codecs.md is printed behind the figures. `--candidates`
+adds what was tried and left out: for the lossless codec (it needs numcodecs), and as groups of int8's keys.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.codec_groups import groupings
 from benchmarks.timing import publish
 from tiercel.blocks import record_bytes
 from tiercel.codecs import LOSSY, BlockShape, Codec, codec_named
@@ -40,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="fewer blocks and questions")
-    parser.add_argument("--candidates", action="store_true", help="libraries that were tried for lossless")
+    parser.add_argument("--candidates", action="store_true", help="what was tried and left out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(TransformersEngine(demo_model_dir(), device="cpu", block_tokens=BLOCK_TOKENS))
@@ -52,7 +53,31 @@ def main() -> None:
     results: dict[str, Any] = {"block_bytes": len(blocks[0]), "codecs": rows}
     if arguments.candidates:
         results["candidates"] = candidates(blocks)
+        results["keys_in_8_bits"] = groupings(blocks, bench.shape.sizes)
     publish(results, arguments.json)
+    print(table(rows))
+
+
+KEEPS = {
+    "lossless": "every bit; sign and exponent bytes entropy-coded (zstd)",
+    "int8": "8 bits; keys by channel, groups of 128 tokens, values by token",
+    "fp8": "float8 e4m3, a scale per token and head",
+    "int4": "4 bits; keys by channel, values by token, groups of 32",
+}
+
+
+def table(rows: dict[str, dict[str, float]]) -> str:
+    """The rows of the table in docs/codecs.md."""
+    lines = ["", "| `none` | the bytes | 1 | | | 0 | 0 | 0 |"]
+    for name, row in rows.items():
+        cost = f"{row['ratio']:.2f} | {row['encode_GBps']:.1f} GB/s | {row['decode_GBps']:.1f} GB/s"
+        lost = "0 | 0 | 0"
+        if row["relative_error"]:
+            lost = f"{row['relative_error']:.1%} | {row['list_kl']:.4f} | {row['text_kl']:.4f}".replace(
+                "%", " %"
+            )
+        lines.append(f"| `{name}` | {KEEPS[name]} | {cost} | {lost} |")
+    return "\n".join(lines)
 
 
 class Bench:
