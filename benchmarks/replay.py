@@ -6,6 +6,7 @@ Each request looks its prompt up, reads what is there (the bytes are checked) an
 engine does. `store` has RAM only; `tiers` a quarter of the room in RAM over a files tier with a cap. The
 others are counted by the simulator, for the same number of blocks. `told` is RAM alone where the store is
 told of a share of the conversations, after their last answer, that they are over: it drops what is their own.
+In `demoted` RAM for the smallest share lies over a files tier for the largest, and it demotes them instead.
 Without a trace it says so and ends.
 """
 
@@ -75,7 +76,7 @@ def replay_all(trace: Trace, folder: Path, shares: Sequence[float] = SHARES) -> 
     capacities = [max(1, int(trace.block_count * share)) for share in shares]
     hits = {name: [one.blocks for one in policy_hits(name, trace, runs, capacities)] for name in POLICIES}
     hits["store"] = [in_ram(trace, capacity) for capacity in capacities]
-    hits["tiers"] = [in_tiers(trace, capacity, folder) for capacity in capacities]
+    hits["tiers"] = [sum(in_tiers(trace, capacity, folder)) for capacity in capacities]
     told = {f"{share:.0%}": told_prompts(trace, share) for share in TOLD}
     return {
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -88,6 +89,10 @@ def replay_all(trace: Trace, folder: Path, shares: Sequence[float] = SHARES) -> 
         "told": {
             share: [in_ram(trace, capacity, over=over) for capacity in capacities]
             for share, over in told.items()
+        },
+        "demoted": {
+            share: in_tiers(trace, capacities[-1], folder, capacities[0], over)
+            for share, over in {"none": set[int](), **told}.items()
         },
         "tenants": {name: in_ram(trace, capacities[0], tenant) for name, tenant in TENANTS.items()},
     }
@@ -128,16 +133,20 @@ def in_ram(
         return replay(store, trace, tenant, over)
 
 
-def in_tiers(trace: Trace, capacity: int, folder: Path) -> int:
-    """Hits of a store whose files tier has room for `capacity` blocks, and RAM for a quarter of that."""
-    ram = max(int(capacity * RAM_SHARE), max(pair[1] - pair[0] for pair in pairwise(trace.offsets.tolist())))
+def in_tiers(
+    trace: Trace, capacity: int, folder: Path, ram: int | None = None, over: Collection[int] = ()
+) -> tuple[int, int]:
+    """Hits in RAM (`ram` blocks, or a quarter of the tier) and in a files tier for `capacity` blocks."""
+    longest = max(stop - start for start, stop in pairwise(trace.offsets.tolist()))
+    slots = STAGING + max(int(capacity * RAM_SHARE) if ram is None else ram, longest)
     options = LaneOptions(cap_bytes=capacity * RECORD_BYTES)
     with tempfile.TemporaryDirectory(dir=folder, prefix="tiercel-replay-") as root:
         tier = FilesTier(Path(root), name="disk")
-        arena = Arena(RECORD_BYTES, ram + STAGING, reserved=STAGING)
-        with TieredStore(arena, [(tier, options)]) as store:
+        with TieredStore(Arena(RECORD_BYTES, slots, reserved=STAGING), [(tier, options)]) as store:
             assert store.scanned(PATIENCE_S)
-            return replay(store, trace)
+            hits = replay(store, trace, over=over)
+            loaded = store.stats().counters.loaded.get(tier.name, 0)
+            return hits - loaded, loaded
 
 
 def replay(
@@ -150,6 +159,7 @@ def replay(
 
     Requests in `over` are a conversation's last, and the store is told so when they are answered.
     """
+    put_away = store.demote if store.stats().tiers else store.drop
     hits = 0
     for number, chain in enumerate(chains(trace, tenant)):
         store.lookup(chain, 0)
@@ -157,7 +167,7 @@ def replay(
         write(store, chain, found)
         settle(store)
         if number in over:
-            store.drop(chain, PATIENCE_S)
+            put_away(chain, PATIENCE_S)
         hits += found
     return hits
 

@@ -54,6 +54,11 @@ def table(results: dict[str, Any]) -> str:
         f"{results['requests']:,} requests, {references:,} block references, {results['blocks']:,} different "
         f"blocks; {results['when']}.",
         "",
+        f"| RAM for {results['shares'][0]:.0%} over a files tier for {results['shares'][-1]:.0%}: told of "
+        "conversations that are over | in RAM | in the files tier |",
+        "|---|---|---|",
+        *(row(share, counts, references) for share, counts in results["demoted"].items()),
+        "",
         f"| RAM for {results['shares'][0]:.0%}, cut into tenants | block hit ratio |",
         "|---|---|",
         *(f"| {name} | {count / references:.2%} |" for name, count in results["tenants"].items()),

@@ -32,6 +32,9 @@ def test_the_store_hits_what_the_simulator_says(trace: Trace, tmp_path: Path) ->
     assert all(0 < count < hits["opt"][1] for count in results["tenants"].values())
     assert set(results["told"]) == {"50%", "75%", "90%", "100%"}
     assert results["told"]["100%"][0] > hits["store"][0]
+    untold, told = results["demoted"]["none"], results["demoted"]["100%"]
+    assert told[0] > untold[0], "more is found in RAM"
+    assert sum(told) == sum(untold) == hits["tiers"][1], "and nothing is lost"
     assert not list(tmp_path.iterdir())
 
 
@@ -82,6 +85,7 @@ def test_table_plot_and_figures_are_made(
         "capacities": [10],
         "hits": made,
         "told": {"90%": [15]},
+        "demoted": {"90%": [20, 5]},
         "tenants": {"two": 8},
     }
     monkeypatch.setattr(replay, "replay_all", lambda *_: results)
@@ -96,6 +100,7 @@ def test_table_plot_and_figures_are_made(
     text = page.read_text()
     assert "| **Tiercel, RAM** | 25.00% |" in text
     assert "| Tiercel, RAM, told of 90% of the conversations when they are over | 37.50% |" in text
+    assert "| 90% | 50.00% | 12.50% |" in text
     assert "| two | 20.00% |" in text
     assert "stale" not in text
     assert text.startswith("before\n")
