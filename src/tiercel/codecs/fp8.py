@@ -30,19 +30,18 @@ class Fp8(Scaled):
         if tops is None:
             return False
         x *= inverse(tops, _E4M3_MAX / _BIAS)
+        signs = np.signbit(x).view(np.uint8)
+        signs *= np.uint8(0x80)
         bits = x.view(np.uint32)
-        # Round to four bits of exponent and three of mantissa, ties to even; the sign stands apart from both.
+        # Round to four bits of exponent and three of mantissa, ties to even.
         odd = bits >> np.uint32(20)
         odd &= np.uint32(1)
         bits += odd
         bits += np.uint32(0x7FFFF)
-        np.right_shift(bits, np.uint32(24), out=odd)
-        sign = odd.astype(np.uint8)
-        sign &= np.uint8(0x80)
         bits >>= np.uint32(20)
-        # The lowest eight of them: between them and the sign there are zeros.
+        # Their lowest byte: between it and the sign there are zeros.
         np.copyto(codes, bits, casting="unsafe")
-        codes |= sign
+        codes |= signs
         return True
 
     def _restore(self, codes: Codes, scales: Stored, x: F32, floats: Floats) -> bool:
