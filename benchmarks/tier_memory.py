@@ -95,8 +95,9 @@ class Memory:
     def run(self) -> dict[str, Any]:
         slot_bytes = record_bytes(self.payload_bytes)
         arena_bytes = ARENA_SLOTS * slot_bytes
+        rest_bytes = self.total_bytes - arena_bytes
         setups = {"RAM alone": Setup(self.total_bytes, 0, "none")} | {
-            f"RAM and {codec}": Setup(arena_bytes, self.total_bytes - arena_bytes, codec) for codec in CODECS
+            f"RAM and memory, `{codec}`": Setup(arena_bytes, rest_bytes, codec) for codec in CODECS
         }
         rows: dict[str, Any] = {name: self.replayed(setup) for name, setup in setups.items()}
         compute_s = self.compute_s()
@@ -224,23 +225,22 @@ def table(results: dict[str, Any]) -> str:
     """The figures as rows of Markdown."""
     block_bytes, compute_s = results["block_bytes"], results["compute_s"]
     alone = results["rows"]["RAM alone"]["held_blocks"]
-    sets = " | ".join(f"hits at {one:g}x" for one in results["sets"])
+    least, *sets = results["sets"]
+    gib = results["total_bytes"] / (1 << 30)
+    others = "".join(f" | of {one * gib:g} GiB" for one in sets)
+    head = f"found, of a working set of {least * gib:g} GiB{others}"
     lines = [
-        f"| memory | blocks held | {sets} | a hit | against computing |",
+        f"| {gib:g} GiB as | blocks held | {head} | a hit takes | computing takes |",
         "|---|---|" + "---|" * (len(results["sets"]) + 2),
     ]
     ram_s = statistics.median(row["ram_s"] for row in results["rows"].values() if "ram_s" in row)
     for name, row in results["rows"].items():
         hit_s = row.get("tier_s", ram_s)
-        hits = " | ".join(f"{share:.0%}" for share in row["hit_ratio"])
-        held = f"{row['held_blocks']} ({row['held_blocks'] / alone:.2f}x)"
-        lines.append(
-            f"| {name} | {held} | {hits} | {hit_s * 1e3:.1f} ms, {block_bytes / hit_s / 1e9:.1f} GB/s | "
-            f"{compute_s / hit_s:.0f}x as fast |"
-        )
-    lines.append(
-        f"\nComputing a block: {compute_s * 1e3:.0f} ms. RAM in all: {results['total_bytes']:,} bytes."
-    )
+        found = " | ".join(f"{100 * share:.0f} %" for share in row["hit_ratio"])
+        held = f"{row['held_blocks']} ({row['held_blocks'] / alone:.2f}×)"
+        times = f"{hit_s * 1e3:.1f} ms | {compute_s / hit_s:,.0f} times as long"
+        lines.append(f"| {name} | {held} | {found} | {times} |")
+    lines.append(f"\nBlocks of {block_bytes:,} bytes; computing one takes {compute_s * 1e3:.0f} ms.")
     row_bytes_per_s, scattered_bytes_per_s = results["pages"].values()
     lines.append(
         f"Pages are copied at {row_bytes_per_s / 1e9:.1f} GB/s in a row, at "
