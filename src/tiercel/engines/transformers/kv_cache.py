@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
+from tiercel.attention.layer import CountedLayer
 from tiercel.engines.device import copy_in, copy_out
 from tiercel.engines.transformers.layout import BlockLayout, Run
 
@@ -55,19 +56,14 @@ class Slab:
         return [part[..., start:stop, :] for part in self._parts]
 
 
-class BufferedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers has no types
+class BufferedLayer(CountedLayer):  # type: ignore[no-untyped-call]  # transformers has no types
     """One layer's view of the buffers, in the form that transformers' models call."""
 
-    # transformers sizes masks by the first sliding and the first full layer; all of ours are full length.
-    is_sliding = False
     is_croppable = True
-    supports_early_init = False
 
     def __init__(self, owner: KVCache, slab: Slab, index: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers has no types
+        super().__init__()
         self._owner, self._slab, self._index = owner, slab, index
-        self.length = 0
-        self.is_initialized = True
         self.rebind()
 
     def rebind(self) -> None:
@@ -79,9 +75,6 @@ class BufferedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transf
         """Keys and values, [1, kv_heads, capacity, dim] each."""
         return self._keys, self._values
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: shapes are known before the first token."""
-
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,18 +85,6 @@ class BufferedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transf
         self._values[:, :, self.length : stop].copy_(value_states)
         self.length = stop
         return self._keys[:, :, :stop], self._values[:, :, :stop]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Key length during this step, and the position of the first key (always 0: nothing is forgotten)."""
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Tokens held."""
-        return self.length
-
-    def get_max_length(self) -> int:
-        """No maximum (-1 in transformers' terms)."""
-        return -1
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `tokens_to_remove` tokens (transformers passes the count negative)."""

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tiercel.attention.layer import CountedLayer
 from tiercel.engines.transformers.answering import Step
 from tiercel.engines.transformers.kv_cache import KVCache, MakeCache
 from tiercel.engines.transformers.layout import BlockLayout
@@ -43,21 +44,16 @@ Attention = Callable[..., tuple[Tensor, Any]]
 MakeRows = Callable[[Sequence[KVCache]], Cache]
 
 
-class RowsLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers has no types
-    """One layer of several sequences, each of which keeps its own. `window`: how far it sees (None: all)."""
+class RowsLayer(CountedLayer):  # type: ignore[no-untyped-call]  # transformers has no types
+    """One layer of several sequences, each of which keeps its own. `window`: how far it sees (None: all).
 
-    is_sliding = False
-    is_croppable = False
-    supports_early_init = False
+    Its own length is none: a row's position says where it stands, and masks are none of the model's business.
+    """
 
     def __init__(self, layers: Sequence[Any], window: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers has no types
+        super().__init__()
         self._layers, self.window = layers, window
         self._pairs: list[tuple[Tensor, Tensor]] = []
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -84,18 +80,6 @@ class RowsLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transforme
                 keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
             outputs.append(attention(module, query[row : row + 1], keys, values, None, **how)[0])
         return torch.cat(outputs)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As if the new tokens were all: masks are none of the model's business here."""
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        """None that all rows have in common; where each stands is said by its position."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """No maximum (-1 in transformers' terms)."""
-        return -1
 
 
 class Together:
