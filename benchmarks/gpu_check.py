@@ -129,23 +129,66 @@ def copies() -> dict[str, Any]:
 
 def with_vllm(model: Path, tokens: int) -> dict[str, Any]:
     """Cold, vLLM's own hit, Tiercel's hit after a reset and in a new engine; equal tokens to the end."""
+    return in_vllm("vllm", model, tokens, lambda connector: connector, resets=True)
+
+
+def with_tiering(model: Path, tokens: int) -> dict[str, Any]:
+    """vLLM's own CPU tier with ours below: cold, its own hit, and a new engine whose CPU tier is empty.
+
+    Without a GPU vLLM's copies to its CPU tier are replaced by those of the tests.
+    """
+
+    def below(connector: dict[str, Any]) -> dict[str, Any]:
+        tier = {"type": "TiercelTier", "module_path": "tiercel.engines.vllm.secondary"}
+        extra: dict[str, Any] = {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 2 << 30,
+            "block_size": 256,
+            "secondary_tiers": [tier | connector["kv_connector_extra_config"]],
+        }
+        if not HAVE_GPU:
+            extra |= {"spec_name": "CpuTieringSpec", "spec_module_path": "tests.engines.vllm.secondary.cpu"}
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+            "kv_load_failure_policy": "recompute",
+        }
+
+    return in_vllm("vllm, OffloadingConnector", model, tokens, below, resets=False)
+
+
+def in_vllm(
+    name: str,
+    model: Path,
+    tokens: int,
+    connector_of: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    resets: bool,
+) -> dict[str, Any]:
+    """Prompts in one engine and the one after it, over one daemon; `connector_of` is given its connector.
+
+    `resets`: the first engine's own cache can be emptied, so that it hits Tiercel as well.
+    """
     from benchmarks.vllm.servers import TiercelDaemon
 
     prompts = [random_prompt(tokens, number) for number in range(3)]
-    with tempfile.TemporaryDirectory(prefix="tiercel-gpu-") as name:
-        folder = Path(name)
-        daemon = TiercelDaemon(folder, "tiercel", "4GiB" if HAVE_GPU else "1GiB", files=False)
-        engines = partial(started, model, tokens, daemon.connector(), folder)
-        times: dict[str, list[float]] = {"cold": [], "own_hit": [], "hit": [], "restart": []}
-        answers: dict[str, list[list[int]]] = {"own_hit": [], "hit": [], "restart": []}
+    hits = ("own_hit", "hit", "restart") if resets else ("own_hit", "restart")
+    times: dict[str, list[float]] = {kind: [] for kind in ("cold", *hits)}
+    answers: dict[str, list[list[int]]] = {kind: [] for kind in hits}
+    with tempfile.TemporaryDirectory(prefix="tiercel-gpu-") as folder:
+        daemon = TiercelDaemon(Path(folder), "tiercel", "4GiB" if HAVE_GPU else "1GiB", files=False)
+        engines = partial(started, model, tokens, connector_of(daemon.connector()), Path(folder))
         try:
             engine = engines()
             for prompt in prompts:
                 times["cold"].append(engine.ask("ttft", tokens=prompt)["seconds"])
                 time.sleep(0.3)
                 ask(engine, prompt, "own_hit", times, answers)
-                engine.ask("reset")
-                ask(engine, prompt, "hit", times, answers)
+                if resets:
+                    engine.ask("reset")
+                    ask(engine, prompt, "hit", times, answers)
+            time.sleep(1.0)
             engine.stop()
             engine = engines()
             for prompt in prompts:
@@ -154,13 +197,13 @@ def with_vllm(model: Path, tokens: int) -> dict[str, Any]:
         finally:
             daemon.stop()
     return {
-        "engine": "vllm",
+        "engine": name,
         "prompt_tokens": tokens,
         "ttft": {kind: shown(taken) for kind, taken in times.items()},
-        "recompute_over_hit": ratio(times["cold"], times["hit"]),
-        "hit_over_own_hit": ratio(times["hit"], times["own_hit"]),
+        "recompute_over_hit": ratio(times["cold"], times[hits[1]]),
+        "hit_over_own_hit": ratio(times[hits[1]], times["own_hit"]),
         # Against vLLM's own hit: cold, the last tokens are computed in another batch, which rounds otherwise.
-        "cold_equals_warm": answers["own_hit"] == answers["hit"] == answers["restart"],
+        "cold_equals_warm": all(answers[kind] == answers["own_hit"] for kind in hits),
     }
 
 
@@ -180,57 +223,6 @@ def started(model: Path, tokens: int, connector: dict[str, Any], folder: Path) -
     engine.wait_ready()
     engine.ask("ttft", tokens=random_prompt(tokens, -1))
     return engine
-
-
-def with_tiering(model: Path, tokens: int) -> dict[str, Any]:
-    """vLLM's own CPU tier with ours below: cold, its own hit, and a new engine whose CPU tier is empty.
-
-    Without a GPU vLLM's copies to its CPU tier are replaced by those of the tests.
-    """
-    from benchmarks.vllm.servers import TiercelDaemon
-
-    prompts = [random_prompt(tokens, number) for number in range(3)]
-    times: dict[str, list[float]] = {"cold": [], "own_hit": [], "hit": []}
-    answers: dict[str, list[list[int]]] = {"own_hit": [], "hit": []}
-    with tempfile.TemporaryDirectory(prefix="tiercel-gpu-") as name:
-        folder = Path(name)
-        daemon = TiercelDaemon(folder, "tiercel", "4GiB" if HAVE_GPU else "1GiB", files=False)
-        tier = {"type": "TiercelTier", "module_path": "tiercel.engines.vllm.secondary"}
-        extra: dict[str, Any] = {
-            "spec_name": "TieringOffloadingSpec",
-            "cpu_bytes_to_use": 2 << 30,
-            "block_size": 256,
-        }
-        if not HAVE_GPU:
-            extra |= {"spec_name": "CpuTieringSpec", "spec_module_path": "tests.engines.vllm.secondary.cpu"}
-        extra["secondary_tiers"] = [tier | daemon.connector()["kv_connector_extra_config"]]
-        connector = {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-        }
-        connector["kv_load_failure_policy"] = "recompute"
-        engines = partial(started, model, tokens, connector, folder)
-        try:
-            engine = engines()
-            for prompt in prompts:
-                times["cold"].append(engine.ask("ttft", tokens=prompt)["seconds"])
-                ask(engine, prompt, "own_hit", times, answers)
-            time.sleep(1.0)
-            engine.stop()
-            engine = engines()
-            for prompt in prompts:
-                ask(engine, prompt, "hit", times, answers)
-            engine.stop()
-        finally:
-            daemon.stop()
-    return {
-        "engine": "vllm, OffloadingConnector",
-        "prompt_tokens": tokens,
-        "ttft": {kind: shown(taken) for kind, taken in times.items()},
-        "recompute_over_hit": ratio(times["cold"], times["hit"]),
-        "cold_equals_warm": answers["own_hit"] == answers["hit"],
-    }
 
 
 def ask(
