@@ -10,8 +10,8 @@ from tiercel.codecs.shape import BlockShape
 class Codec(Protocol):
     """All calls may run on several threads at once and own no buffer beyond the call. None raises.
 
-    `number` stands in record headers for ever: another format is another number. What an `exact` one gives
-    back is what it was given, bit for bit; it works on any bytes and looks at no shape.
+    `number` stands in record headers and marks for ever: another format is another number. What an `exact`
+    one gives back is what it was given, bit for bit; it works on any bytes and looks at no shape.
     """
 
     @property
