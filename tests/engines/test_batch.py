@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -278,7 +279,7 @@ def test_a_step_reads_one_prompt_at_most_and_what_has_ended_makes_room_first(
     tiny_model: Model, prompt: Prompt, fake_store: FakeStore
 ) -> None:
     engine = together(tiny_model(), fake_store)
-    requests = asked(prompt, [20, 21, 22], [2, 30, 30])
+    requests = asked(prompt, [10, 11, 12], [2, 30, 30])
     batch = engine.batch()
     members = [batch.admit(one) for one in requests]
     assert batch.full
@@ -297,6 +298,34 @@ def test_a_step_reads_one_prompt_at_most_and_what_has_ended_makes_room_first(
     assert seen() == [(3, "Delta"), (1, "Delta"), (2, "Delta")]
     assert len(seen()) == 3
     batch.close()
+
+
+def test_a_prompt_is_read_a_block_a_step_beside_the_others(
+    tiny_model: Model, prompt: Prompt, fake_store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = together(tiny_model(), fake_store)
+    requests = asked(prompt, [10, 3 * BLOCK + 5], [9, 5])
+    run_together = engine.run_together
+
+    def slowly(steps: Sequence[Step]) -> Any:
+        time.sleep(0.1)
+        return run_together(steps)
+
+    monkeypatch.setattr(engine, "run_together", slowly)
+    batch = engine.batch()
+    members, tokens = steps_until_all_decode(batch, requests[:1])
+    members.append(batch.admit(requests[1]))
+    tokens.append([])
+    for read_blocks in range(1, 4):
+        note(batch, members, tokens)
+        assert (len(tokens[0]), tokens[1]) == (1 + read_blocks, [])
+    note(batch, members, tokens)
+    assert (len(tokens[0]), len(tokens[1])) == (5, 1)
+    while len(batch):
+        note(batch, members, tokens)
+    assert [tuple(one) for one in tokens] == alone(build(tiny_model(), None), requests)
+    told = fake_store.reports[-1]
+    assert told.prefill_s <= told.ttft_s - 0.3, "three steps of the other one were none of its prefill"
 
 
 def test_the_next_request_is_taken_as_soon_as_one_has_ended(tiny_model: Model, prompt: Prompt) -> None:
@@ -374,14 +403,15 @@ def test_a_member_that_is_dropped_leaves_its_prefill_and_nothing_open(
     requests = asked(prompt, [3 * BLOCK + 1, 40, 30], [20, 20, 20])
     batch = engine.batch()
     members = [batch.admit(one) for one in requests]
-    batch.step()
+    for _ in range(4):  # a block each
+        batch.step()
     batch.drop(members[0])  # with its first token
     batch.drop(members[0])  # once is enough
     assert len(fake_store.blocks) == 3
     for _ in range(4):
         batch.step()
     batch.drop(members[1])  # in the midst of its answer
-    batch.close()
+    batch.close()  # the third in the midst of its prompt
     assert (fake_store.leases, fake_store.writes, len(batch)) == (0, 0, 0)
     assert all(member.ended for member in members)
     assert len(fake_store.blocks) == 3 + 2 + 1
@@ -472,7 +502,7 @@ def test_a_member_for_which_the_device_has_no_room_ends_alone(
 def steps_until_all_decode(batch: Batch, requests: Sequence[Request]) -> tuple[list[Member], list[list[int]]]:
     members = [batch.admit(one) for one in requests]
     tokens: list[list[int]] = [[] for _ in members]
-    for _ in members:
+    while not all(tokens):
         note(batch, members, tokens)
     return members, tokens
 

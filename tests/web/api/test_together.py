@@ -86,10 +86,6 @@ class Gate:
             self.fault = None
             self._done += 1
 
-    def allow(self) -> None:
-        """Allow one more step."""
-        self._may.release()
-
     def let(self, steps: int) -> None:
         """Allow so many more, and wait until they are taken."""
         done = self._done + steps
@@ -123,7 +119,14 @@ class Together:
         return answer
 
     def depth_is(self, waiting: int, running: int) -> None:
-        until(lambda: self.service.queue.depth == (waiting, running))
+        """Wait until it is. Whoever waits has more than a place: its turn may come."""
+        figure = self.service.metrics.registry.get_sample_value
+        until(
+            lambda: (
+                self.service.queue.depth == (waiting, running)
+                and figure("tiercel_http_queue_requests") == waiting
+            )
+        )
 
     def figure(self, series: str) -> float:
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
@@ -251,31 +254,28 @@ def test_a_client_that_leaves_costs_the_others_nothing(three: Together, alone: l
 def test_a_prompt_is_given_up_between_two_blocks(
     three: Together, alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, reached, gone = three.engine.read, threading.Event(), threading.Event()
+    answering, prompt = three.engine.answering, [7] * (6 * BLOCK)
     asked: list[bool] = []
 
-    def watched(request: Request, chain: Any, cache: Any, stop: Callable[[], bool]) -> Any:
-        def held() -> bool:
-            if len(asked) == 1:
-                reached.set()
-                assert gone.wait(20)
+    def watched(request: Request, stop: Callable[[], bool]) -> Any:
+        def noted() -> bool:
             asked.append(stop())
             return asked[-1]
 
-        return read(request, chain, cache, held if request.seed == 9 else stop)
+        return answering(request, noted if request.seed == 9 else stop)
 
-    monkeypatch.setattr(three.engine, "read", watched)
+    monkeypatch.setattr(three.engine, "answering", watched)
     stays = three.ask(BODIES[0], (0, 1))
-    with three.send({"prompt": [7] * (6 * BLOCK), "max_tokens": 5, "seed": 9}):
+    with three.send({"prompt": prompt, "max_tokens": 5, "seed": 9}):
         three.depth_is(1, 1)
-        three.gate.let(1)
-        three.gate.allow()
-        assert reached.wait(20)
+        three.gate.let(3 + 2)  # three blocks of the first one's, two of this one
     until(lambda: three.cut("disconnect") == 1)
-    gone.set()
     three.gate.open()
     assert text(stays.result(60)) == alone[0]
-    assert asked == [False, True], "one block was computed, and no more"
+    assert asked == [False, False, True]
+    chain = three.engine.chain(prompt)
+    assert chain is not None
+    assert three.store.lookup(chain).blocks == 2, "what was computed is kept"
     assert three.figure("tiercel_http_internal_faults_total") == 0
     three.leaves_nothing()
 
@@ -320,7 +320,7 @@ def poison(server: Together, where: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(Answer, "add", adding)
     else:
-        name = {"admission": "answering", "prompt": "read"}[where]
+        name = {"admission": "answering", "prompt": "prefill"}[where]
         monkeypatch.setattr(server.engine, name, failing(getattr(server.engine, name)))
 
 

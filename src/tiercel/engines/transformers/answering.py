@@ -5,8 +5,9 @@
     move = next(moves)           # or a step of decoding, which whoever drives it runs
     move = moves.send(logits)    # the event that came of it
 
-So an answer does not know whether its tokens are run alone or with those of others. It reads the prompt, and
-settles and stores, by itself. Closing it gives back what it holds; what was prefilled is stored.
+Between two blocks of its prompt it may say `Pause`, so that others take a step. An answer does not know
+whether its tokens are run alone or with those of others. It reads the prompt, and settles and stores, by
+itself. Closing it gives back what it holds; what was prefilled is stored.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class Step:
     cache: KVCache
 
 
-Moves = Generator[Event | Step, torch.Tensor | None, None]
+class Pause:
+    """More of the prompt is to be read; others may go first."""
+
+
+Moves = Generator[Event | Step | Pause, torch.Tensor | None, None]
 
 
 class Answering:
@@ -68,7 +73,8 @@ class Answering:
         sight = request.hints.sight()
         try:
             started = time.perf_counter()
-            with engine.read(request, self._chain, cache, self._stop) as prefilled:
+            with engine.reading(request, self._chain, cache) as account:
+                prefilled = yield from engine.prefill(request, self._chain, cache, account, self._stop)
                 answer.reused_tokens = prefilled.reused_tokens
                 delta = answer.add(sampler.pick(prefilled.logits))
             first_token = time.perf_counter()

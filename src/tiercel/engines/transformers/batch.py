@@ -6,10 +6,10 @@
         for member, said in batch.step():   # an event, or the exception that ended this member
             ...
 
-Members come and go between steps. What is not shared, reading a prompt and settling an answer that is out, is
-done for one member a step, so that the others wait for no more than that. What is stored is what an engine of
-one answer at a time stores: prompts and settled answers never share a step. One thread uses a batch, and
-nothing else uses its engine meanwhile.
+Members come and go between steps. What is not shared is done for one member a step, so that the others wait
+for no more than that: reading a block of a prompt (all of it where caches share the device's memory), and
+settling an answer that is out. What is stored is what an engine of one answer at a time stores: prompts and
+settled answers never share a step. One thread uses a batch, and nothing else uses its engine meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeVar
 
 from tiercel.engines.transformers.answer import Stopped
-from tiercel.engines.transformers.answering import Moves, Step
+from tiercel.engines.transformers.answering import Moves, Pause, Step
 from tiercel.engines.transformers.request import Delta, Event, Request
 from tiercel.errors import ModelError, RequestError
 
@@ -98,7 +98,9 @@ class Batch:
         decoding = [member for member in self._members if member.phase is Phase.DECODING]
         said: list[tuple[Member, Said]] = []
         if (alone := self._next_alone()) is not None:
-            said.append((alone, _event(_tried(next, alone.moves))))
+            move = _tried(next, alone.moves)
+            if not isinstance(move, Pause):
+                said.append((alone, _event(move)))
         said += self._decoded(decoding)
         for member, one in said:
             if not isinstance(one, Delta):
@@ -176,8 +178,8 @@ def _next_step(moves: Moves) -> Step:
     return step
 
 
-def _event(move: Event | Step | Exception) -> Said:
-    assert not isinstance(move, Step)
+def _event(move: Event | Step | Pause | Exception) -> Said:
+    assert not isinstance(move, Step | Pause)
     return move
 
 

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -36,7 +36,7 @@ from tiercel.codecs.consent import LossyAttention
 from tiercel.engines.device import wait_for_device
 from tiercel.engines.transformers.account import Account
 from tiercel.engines.transformers.answer import Stopped
-from tiercel.engines.transformers.answering import ROOM_DEADLINE_S, Answering, Moves, Step
+from tiercel.engines.transformers.answering import ROOM_DEADLINE_S, Answering, Moves, Pause, Step
 from tiercel.engines.transformers.batch import Batch, answers
 from tiercel.engines.transformers.chunk_cache import ChunkCache, chunk_identity
 from tiercel.engines.transformers.chunk_prefill import chunked_prompts
@@ -60,10 +60,20 @@ if TYPE_CHECKING:
     from tiercel.store import TieredStore
 
 _NO_HINTS = Hints()
+_T = TypeVar("_T")
 
 
 def _never() -> bool:
     return False
+
+
+def _all_of(work: Generator[Pause, None, _T]) -> _T:
+    """What it comes to, without a pause."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
 
 
 class TransformersEngine:
@@ -113,6 +123,8 @@ class TransformersEngine:
         self._make_cache: MakeCache = KVCache if maker is None else maker.make_cache
         self._idle_caches: list[KVCache] = []
         self.batch_size, self._together = batch, self._ready_for(batch)
+        # A cache that shares the device with others is not left half read.
+        self._pauses = batch > 1 and maker is None
         self.cost = PrefillEstimator()
         self._load_always = load_always
         alone = ChunkCache(self.model, self.layout, self.run_blocks, self.cost, load_always=load_always)
@@ -231,6 +243,17 @@ class TransformersEngine:
         stop: Callable[[], bool] = _never,
         hints: Hints = _NO_HINTS,
     ) -> Prefill:
+        return _all_of(self._prefilling(tokens, chain, cache, account, stop, hints))
+
+    def _prefilling(
+        self,
+        tokens: Sequence[int],
+        chain: Chain | None,
+        cache: KVCache,
+        account: Account,
+        stop: Callable[[], bool],
+        hints: Hints,
+    ) -> Generator[Pause, None, Prefill]:
         account.found = found = self._find(tokens, chain, hints)
         if self.prefix is not None and found is not None:
             account.restored = self.prefix.restore(found, cache)
@@ -239,9 +262,9 @@ class TransformersEngine:
         if found is not None and found.meet:
             self._meet(tokens, found, account, cache, stop)
         context = cache.length
-        logits = self.run_blocks(tokens[context:], cache, stop)
+        logits, paused_s = yield from self._blocks(tokens[context:], cache, stop)
         wait_for_device(self.model.device)
-        account.prefill_s = time.perf_counter() - started
+        account.prefill_s = time.perf_counter() - started - paused_s
         reused = account.reused_blocks * self.block_tokens
         account.computed_tokens = len(tokens) - reused
         account.cost = self.cost.cost() if reused else None
@@ -252,19 +275,22 @@ class TransformersEngine:
             logits, account.restored, reused, decision.lookup_s, account.prefill_s, decision, len(tokens)
         )
 
-    def _prefill_asked(
+    def prefill(
         self,
         request: Request,
         chain: Chain | None,
         cache: KVCache,
         account: Account,
         stop: Callable[[], bool],
-    ) -> Prefill:
-        """Prefill a request's prompt, with the KV of its chunks where the engine is set to and that pays."""
+    ) -> Generator[Pause, None, Prefill]:
+        """Prefill a request's prompt, with the KV of its chunks where the engine is set to and that pays.
+
+        Raises Stopped, also when it is closed.
+        """
         chunks, tokens = self.chunks, request.tokens
         spans = () if chunks is None else chunks.spans(request, chain)
         if chunks is None or chain is None or not spans:
-            return self._prefill(tokens, chain, cache, account, stop, request.hints)
+            return (yield from self._prefilling(tokens, chain, cache, account, stop, request.hints))
         if exact := spans[0][0]:
             before = chain[: exact // self.block_tokens]
             self._prefill(tokens[:exact], before, cache, account, stop, request.hints)
@@ -328,13 +354,28 @@ class TransformersEngine:
         self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
     ) -> torch.Tensor:
         """Append `tokens` to `cache`, which ends at a block boundary, a block at a time. Raises Stopped."""
+        return _all_of(self._blocks(tokens, cache, stop))[0]
+
+    def _blocks(
+        self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool]
+    ) -> Generator[Pause, None, tuple[torch.Tensor, float]]:
+        """The same, with pauses between blocks; returns the last logits, and the seconds it was paused."""
         assert tokens
         assert cache.length % self.block_tokens == 0, cache.length
+        paused_s = 0.0
         for start in range(0, len(tokens), self.block_tokens):
+            if start and self._pauses:
+                wait_for_device(self.model.device)
+                begun = time.perf_counter()
+                try:
+                    yield Pause()
+                except GeneratorExit:
+                    raise Stopped from None
+                paused_s += time.perf_counter() - begun
             if stop():
                 raise Stopped
             logits = self._forward(tokens[start : start + self.block_tokens], cache)
-        return logits
+        return logits, paused_s
 
     @torch.inference_mode()
     def _forward(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
@@ -398,20 +439,20 @@ class TransformersEngine:
             for move in moves:
                 while isinstance(move, Step):
                     move = moves.send(self._forward([move.token], move.cache))
+                if isinstance(move, Pause):
+                    continue
                 yield move
 
     @contextmanager
-    def read(
-        self, request: Request, chain: Chain | None, cache: KVCache, stop: Callable[[], bool]
-    ) -> Iterator[Prefill]:
-        """Prefill a request's prompt; what is done inside is picking its first token. Raises Stopped.
+    def reading(self, request: Request, chain: Chain | None, cache: KVCache) -> Iterator[Account]:
+        """The account of a request whose prompt is read, and its first token picked, inside.
 
         A prompt that gets none is reported.
         """
         account = self._account(request.tokens, chain, request.hints)
         cache.prompt_begins(request.tokens)
         with self._accounted(account, cache):
-            yield self._prefill_asked(request, chain, cache, account, stop)
+            yield account
 
     # --- bookkeeping ---
 
