@@ -22,7 +22,8 @@ def table(results: Mapping[str, Any]) -> str:
     ran = results["machine"]
     parts.append(
         f"{ran['when']}, {ran['cpu']}, {ran['cores']} cores; load before: {ran['load_before']:.1f}. Medians "
-        f"of {results['rounds']} requests (computing more than 1,024 tokens: of 3), in {results['took_s'] / 60:.0f} minutes."
+        f"of {results['rounds']} requests (computing more than 1,024 tokens: of 3), in "
+        f"{results['took_s'] / 60:.0f} minutes."
     )
     return "\n\n".join(parts)
 
