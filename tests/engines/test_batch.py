@@ -247,6 +247,7 @@ def test_members_that_come_and_go_leave_the_others_as_they_are(
 ) -> None:  # fmt: skip
     plain, engine = engines[budget]
     store = engine.prefix._store  # type: ignore[union-attr]
+    store.blocks.clear()  # type: ignore[attr-defined]  # what is stored changes how many steps it takes
     batch, got, ended = engine.batch(), {}, set()
     with closing(batch):
         for _ in range(data.draw(st.integers(1, 30))):
@@ -421,6 +422,104 @@ def test_a_member_that_is_dropped_leaves_its_prefill_and_nothing_open(
     events.close()  # type: ignore[attr-defined]  # it is a generator
     assert (fake_store.leases, fake_store.writes) == (0, 0)
     assert [one.tokens for one in said(engine, requests)] == alone(build(tiny_model(), None), requests)
+
+
+def test_nobody_waits_for_room_beside_others(
+    tiny_model: Model, prompt: Prompt, fake_store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = together(tiny_model(), fake_store)
+    begin_store, deadlines = fake_store.begin_store, []
+
+    def begun(*given: Any, deadline_s: float, **more: Any) -> Any:
+        deadlines.append(deadline_s)
+        return begin_store(*given, deadline_s=deadline_s, **more)
+
+    monkeypatch.setattr(fake_store, "begin_store", begun)
+    fake_store.crowded = True
+    batch = engine.batch()
+    requests = asked(prompt, [2 * BLOCK, 5], [2 * BLOCK, 90])
+    members, tokens = steps_until_all_decode(batch, requests)
+    while not members[0].ended:
+        note(batch, members, tokens)
+    assert deadlines == [0.0, 0.0], "the prompt at once, and again; what cannot be reached is not settled"
+    assert fake_store.faults_fired == 2
+    fake_store.crowded = False
+    batch.close()
+    # The prompt is stored by now, so that its answer is settled.
+    engine.prefill_logits(requests[0].tokens)
+    deadlines.clear()
+    batch = engine.batch()
+    members, tokens = steps_until_all_decode(batch, requests)
+    while not members[0].ended:
+        note(batch, members, tokens)
+    assert len(deadlines) > 0
+    assert set(deadlines) == {0.0}
+    batch.close()
+    # The control: who is alone does wait.
+    fake_store.blocks.clear()
+    deadlines.clear()
+    fake_store.crowded = True
+    assert said(engine, requests[:1])[0].stored_blocks == 4
+    assert max(deadlines) > 0
+
+
+def test_an_answer_is_settled_a_block_a_step_beside_the_others(
+    tiny_model: Model, prompt: Prompt, fake_store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = together(tiny_model(), fake_store)
+    requests = asked(prompt, [10, 20], [4 * BLOCK, 90])
+    run_together = engine.run_together
+
+    def slowly(steps: Sequence[Step]) -> Any:
+        if len(steps) == 1:
+            time.sleep(0.1)
+        return run_together(steps)
+
+    batch = engine.batch()
+    members, tokens = steps_until_all_decode(batch, requests)
+    while len(tokens[0]) < requests[0].max_new_tokens:
+        note(batch, members, tokens)
+    monkeypatch.setattr(engine, "run_together", slowly)
+    before, results = len(tokens[1]), []
+    while not results:
+        for member, event in batch.step():
+            if isinstance(event, Result):
+                results.append(event)
+            elif member is members[1]:
+                assert isinstance(event, Delta)
+                tokens[1].append(event.token)
+    assert len(tokens[1]) - before == 4, "four blocks, each beside a step of the other one"
+    assert results[0].timing.settle_s < 0.3, "three steps of the other one were none of its settling"
+    assert results[0].stored_blocks == 4
+    batch.close()
+    single = FakeStore()
+    alone(build(tiny_model(), single), requests[:1])
+    assert single.blocks.items() <= fake_store.blocks.items()
+
+
+def test_who_leaves_while_its_answer_is_settled_stores_nothing_of_it(
+    tiny_model: Model, prompt: Prompt, fake_store: FakeStore
+) -> None:
+    engine = together(tiny_model(), fake_store)
+    requests = asked(prompt, [BLOCK + 3, 20], [4 * BLOCK, 90])
+    for settled_blocks in range(1, 4):
+        batch = engine.batch()
+        members, tokens = steps_until_all_decode(batch, requests)
+        while len(tokens[0]) < requests[0].max_new_tokens:
+            note(batch, members, tokens)
+        stored = dict(fake_store.blocks)
+        for _ in range(settled_blocks):
+            note(batch, members, tokens)
+        assert not members[0].ended
+        batch.drop(members[0])
+        assert fake_store.blocks == stored
+        assert len(stored) == 2, "the prompts' own"
+        assert len(engine._idle_caches) == 1
+        assert engine._idle_caches[0].length == 0
+        batch.close()
+        assert (fake_store.leases, fake_store.writes, engine.prefix.faults) == (0, 0, 0)  # type: ignore[union-attr]
+    assert [one.tokens for one in said(engine, requests)] == alone(build(tiny_model(), None), requests)
+    assert len(fake_store.blocks) > 2, "the control: who stays has it stored"
 
 
 def test_chunks_are_reused_in_a_batch_as_alone(tiny_model: Model, prompt: Prompt) -> None:

@@ -257,12 +257,12 @@ def test_a_prompt_is_given_up_between_two_blocks(
     answering, prompt = three.engine.answering, [7] * (6 * BLOCK)
     asked: list[bool] = []
 
-    def watched(request: Request, stop: Callable[[], bool]) -> Any:
+    def watched(request: Request, stop: Callable[[], bool], alone: Callable[[], bool]) -> Any:
         def noted() -> bool:
             asked.append(stop())
             return asked[-1]
 
-        return answering(request, noted if request.seed == 9 else stop)
+        return answering(request, noted if request.seed == 9 else stop, alone)
 
     monkeypatch.setattr(three.engine, "answering", watched)
     stays = three.ask(BODIES[0], (0, 1))

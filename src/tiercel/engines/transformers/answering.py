@@ -5,9 +5,9 @@
     move = next(moves)           # or a step of decoding, which whoever drives it runs
     move = moves.send(logits)    # the event that came of it
 
-Between two blocks of its prompt it may say `Pause`, so that others take a step. An answer does not know
-whether its tokens are run alone or with those of others. It reads the prompt, and settles and stores, by
-itself. Closing it gives back what it holds; what was prefilled is stored.
+Between two blocks of its prompt, or of what it settles, it may say `Pause`, so that others take a step. An
+answer does not know whether its tokens are run alone or with those of others. It reads the prompt, and
+settles and stores, by itself. Closing it gives back what it holds; what was prefilled is stored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Step:
 
 
 class Pause:
-    """More of the prompt is to be read; others may go first."""
+    """More is to be computed for this answer alone; others may go first."""
 
 
 Moves = Generator[Event | Step | Pause, torch.Tensor | None, None]
@@ -55,9 +55,15 @@ class Answering:
     """The answer of `engine` to one request whose prompt is named by `chain` (None: nothing is reused)."""
 
     def __init__(
-        self, engine: TransformersEngine, request: Request, chain: Chain | None, stop: Callable[[], bool]
+        self,
+        engine: TransformersEngine,
+        request: Request,
+        chain: Chain | None,
+        stop: Callable[[], bool],
+        alone: Callable[[], bool],
     ) -> None:
         self._engine, self._request, self._chain, self._stop = engine, request, chain, stop
+        self._alone = alone
         self._keep = chain if request.hints.store else None
         model, self._tokens_max = engine.model, self._answer_tokens_max()
         self._answer = Answer(model.eos_ids, StreamDecoder(model.tokenizer, request.stop), self._tokens_max)
@@ -103,10 +109,10 @@ class Answering:
             stored += self._save_rest(exact, cache)
             settling = time.perf_counter()
             store_s += settling - saving
-            if keep is not None and exact == len(request.tokens):
-                stored += self._settle(answer.tokens, cache)
+            settled, paused_s = yield from self._settle(exact, cache)
+            stored += settled
             self._pin([*request.tokens, *answer.tokens])
-            settle_s = time.perf_counter() - settling
+            settle_s = time.perf_counter() - settling - paused_s
             timing = Timing(
                 ttft_s=first_token - started,
                 lookup_s=prefilled.lookup_s,
@@ -141,7 +147,7 @@ class Answering:
         if (held := engine.prefix.stored_blocks(chain)) >= blocks:
             return 0
         sight = self._request.hints.sight(Sight.AGAIN)
-        return engine.save(chain, cache, held, blocks, ROOM_DEADLINE_S, sight=sight)
+        return engine.save(chain, cache, held, blocks, self._room_deadline_s(), sight=sight)
 
     def _pin(self, tokens: Sequence[int]) -> None:
         """Keep what is stored of these tokens, if the request asks for it."""
@@ -150,23 +156,36 @@ class Answering:
         if engine.prefix is not None and chain is not None:
             engine.prefix.pin(chain, request.hints.pin_s)
 
-    def _settle(self, answer: Sequence[int], cache: KVCache) -> int:
-        """Recompute and store the full blocks that hold generated tokens; returns how many were stored."""
+    def _settle(self, exact: int, cache: KVCache) -> Generator[Pause, None, tuple[int, float]]:
+        """Recompute and store the full blocks that hold generated tokens.
+
+        Returns how many were stored, and the seconds it was paused. Raises Stopped when it is closed.
+        """
         engine, request = self._engine, self._request
-        tokens, size = [*request.tokens, *answer], engine.block_tokens
+        if self._keep is None or exact != len(request.tokens):
+            return 0, 0.0
+        tokens, size = [*request.tokens, *self._answer.tokens], engine.block_tokens
         first, last = len(request.tokens) // size, len(tokens) // size
         if engine.prefix is None or first == last or not cache.settles:
-            return 0
+            return 0, 0.0
         chain = engine.chain(tokens, request.salt)
         assert chain is not None
         held = engine.prefix.stored_blocks(chain)
         if held < first or held == last:  # unreachable without its prefix, or already there
-            return 0
+            return 0, 0.0
         cache.truncate(first * size)
-        engine.run_blocks(tokens[first * size : last * size], cache)
+        try:
+            _, paused_s = yield from engine.blocks(tokens[first * size : last * size], cache)
+        except Stopped:  # the prompt's blocks had their turn, the answer's are given up
+            cache.clear()
+            raise
         # The work is done, and its prompt was worth keeping.
         sight = request.hints.sight(Sight.SURE)
-        return engine.save(chain, cache, first, last, ROOM_DEADLINE_S, sight=sight)
+        return engine.save(chain, cache, first, last, self._room_deadline_s(), sight=sight), paused_s
+
+    def _room_deadline_s(self) -> float:
+        """Others wait for their tokens on the thread that would wait for room."""
+        return ROOM_DEADLINE_S if self._alone() else 0.0
 
     def _answer_tokens_max(self) -> int:
         context, request = self._engine.model.context_tokens, self._request

@@ -7,9 +7,10 @@
             ...
 
 Members come and go between steps. What is not shared is done for one member a step, so that the others wait
-for no more than that: reading a block of a prompt (all of it where caches share the device's memory), and
-settling an answer that is out. What is stored is what an engine of one answer at a time stores: prompts and
-settled answers never share a step. One thread uses a batch, and nothing else uses its engine meanwhile.
+for no more than that: a block of a prompt, or of an answer that is out and is settled (all of it where caches
+share the device's memory). Nor does one that stores wait for room in RAM while there are others. What is
+stored is what an engine of one answer at a time stores: prompts and settled answers never share a step. One
+thread uses a batch, and nothing else uses its engine meanwhile.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Batch:
         """
         if self.full:
             raise RequestError(f"{len(self)} requests are being answered; accepted are {self.size} at a time")
-        member = Member(request, self._engine.answering(request, stop))
+        member = Member(request, self._engine.answering(request, stop, lambda: len(self) == 1))
         self._members.append(member)
         return member
 

@@ -262,7 +262,7 @@ class TransformersEngine:
         if found is not None and found.meet:
             self._meet(tokens, found, account, cache, stop)
         context = cache.length
-        logits, paused_s = yield from self._blocks(tokens[context:], cache, stop)
+        logits, paused_s = yield from self.blocks(tokens[context:], cache, stop)
         wait_for_device(self.model.device)
         account.prefill_s = time.perf_counter() - started - paused_s
         reused = account.reused_blocks * self.block_tokens
@@ -354,10 +354,10 @@ class TransformersEngine:
         self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
     ) -> torch.Tensor:
         """Append `tokens` to `cache`, which ends at a block boundary, a block at a time. Raises Stopped."""
-        return _all_of(self._blocks(tokens, cache, stop))[0]
+        return _all_of(self.blocks(tokens, cache, stop))[0]
 
-    def _blocks(
-        self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool]
+    def blocks(
+        self, tokens: Sequence[int], cache: KVCache, stop: Callable[[], bool] = _never
     ) -> Generator[Pause, None, tuple[torch.Tensor, float]]:
         """The same, with pauses between blocks; returns the last logits, and the seconds it was paused."""
         assert tokens
@@ -414,14 +414,17 @@ class TransformersEngine:
             self._check(request)
         return answers(self.batch(), known)
 
-    def answering(self, request: Request, stop: Callable[[], bool] = _never) -> Moves:
+    def answering(
+        self, request: Request, stop: Callable[[], bool] = _never, alone: Callable[[], bool] = lambda: True
+    ) -> Moves:
         """An answer as a coroutine, see `answering`: for who runs the tokens of several together.
 
+        Storing waits for room only where `alone` says that nobody else is kept waiting.
         Raises RequestError at once if the request cannot be served.
         """
         self._check(request)
         chain = self.chain(request.tokens, request.salt) if request.use_cache else None
-        return Answering(self, request, chain, stop).moves()
+        return Answering(self, request, chain, stop, alone).moves()
 
     def _check(self, request: Request) -> None:
         check_tokens(self.model, request.tokens, room=1)
