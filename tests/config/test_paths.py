@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -44,16 +46,22 @@ def test_d52_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, variable
         writable_cache_dir({variable: str(tmp_path / "file")})
 
 
+@pytest.fixture
+def within_reach() -> Iterator[Path]:
+    """A directory that others may pass; each run of pytest that begins closes those above `tmp_path`."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(not ROOT, reason="only root can become another user")
 @pytest.mark.parametrize("explicit", [False, True])
 def test_d52_a_stranger_without_a_home_gets_one_line_or_the_directory_named(
-    tmp_path: Path, explicit: bool
+    within_reach: Path, explicit: bool
 ) -> None:
-    own = tmp_path / "own"
+    own = within_reach / "own"
     own.mkdir()
     os.chown(own, 12345, 12345)
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(parent.stat().st_mode | 0o011)
     # Imported first and demoted then: the interpreter itself may be out of a stranger's reach.
     script = (
         "import os\nfrom tiercel.config import writable_cache_dir\nfrom tiercel.errors import ConfigError\n"

@@ -272,7 +272,8 @@ def test_what_pages_ask_of_a_server_is_answered(
     (folder / "conversation.json").write_text(
         '[{"role": "user", "content": "What is the capital of France?"}]'
     )
-    serve = ["serve", "--ram", "1GiB", "--port", "0"]
+    # As pages call it.
+    serve = ["serve", "--ram", "1GiB", "--port", "0", "--name", "my-model"]
     asked = 0
     with started(serve, folder, "serving ") as line:
         port = port_of(line)

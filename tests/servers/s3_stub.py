@@ -166,14 +166,14 @@ class _Handler(BaseHTTPRequestHandler):
             stub.requests.append((self.command, path))
             stub.at_once += 1
             stub.most_at_once = max(stub.most_at_once, stub.at_once)
+        time.sleep(stub.delay_s)
+        with stub.lock:
+            # Before the client has its answer, and may ask again.
+            stub.at_once -= 1
         try:
-            time.sleep(stub.delay_s)
             self._answer(stub.next_saying(self.command), path, url.query, body)
         except OSError:
             self.close_connection = True
-        finally:
-            with stub.lock:
-                stub.at_once -= 1
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _handle
 

@@ -33,9 +33,14 @@ def binary() -> Path:
 
 
 def free_port() -> int:
-    """A port nobody listens on now, below the range that outgoing connections take theirs from."""
-    low = 10_000 + os.getpid() % 10_000
-    for port in range(low, 32_000):
+    """A port nobody listens on now, below the range that outgoing connections take theirs from.
+
+    Workers of a parallel run look in ranges of their own: a server that finds its port taken meanwhile ends,
+    and the other one's would be taken for it.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2
+    low = 10_000 + 5_000 * worker
+    for port in range(low + os.getpid() % 4_000, low + 5_000):
         with contextlib.suppress(OSError), socket.socket() as tried, socket.socket() as bus:
             tried.bind(("127.0.0.1", port))
             # A cluster node also listens ten thousand above.

@@ -205,7 +205,10 @@ class TestReopening(TierContract):
 
     @pytest.fixture
     def tier(self) -> Tier:
-        return Reopening("memory", lambda: MemoryTier(64 << 20), "not yet")
+        tier = Reopening("memory", lambda: MemoryTier(64 << 20), "not yet")
+        # Who comes while it opens is turned away.
+        assert tier.contains([CHAIN.keys[0]]) == [False]
+        return tier
 
 
 # The worked example of docs/tiers.md.
