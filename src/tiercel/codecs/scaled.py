@@ -8,7 +8,7 @@ lies along axis 1, a row [rows, head_dim] or a head's channels over some tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -44,16 +44,10 @@ class Scaled:
         if size >= len(payload):
             return None
         scales, codes = np.frombuffer(into[:split], floats.stored), np.frombuffer(into[split:size], np.uint8)
-        at = first = 0
-        values = np.empty(0, np.float32)
-        for view, form in self._panels(numbers, shape):
-            values = values if at else np.empty(view.size, np.float32)
-            x = values[: view.size].reshape(form)
+        for view, x, some_scales, some_codes in self._walk(numbers, shape, scales, codes):
             floats.widen(view, x.reshape(view.shape))
-            end, last = at + view.size, first + scales_of(x)
-            if not self._quantise(view, x, scales[first:last], codes[at:end].reshape(x.shape), floats):
+            if not self._quantise(view, x, some_scales, some_codes, floats):
                 return None
-            at, first = end, last
         return size
 
     def decode(self, encoded: memoryview, payload: memoryview, shape: BlockShape | None) -> bool:
@@ -68,17 +62,24 @@ class Scaled:
             np.frombuffer(encoded[:split], floats.stored),
             np.frombuffer(encoded[split:], np.uint8),
         )
+        for view, x, some_scales, some_codes in self._walk(numbers, shape, scales, codes):
+            if not self._restore(some_codes, some_scales, x, floats):
+                return False
+            floats.narrow(x.reshape(view.shape), view)
+        return True
+
+    def _walk(
+        self, numbers: Stored, shape: BlockShape, scales: Stored, codes: Codes
+    ) -> Iterator[tuple[Stored, F32, Stored, Codes]]:
+        """Each panel: its numbers, a float32 for each of them, grouped, and its part of scales and codes."""
         at = first = 0
         values = np.empty(0, np.float32)
         for view, form in self._panels(numbers, shape):
             values = values if at else np.empty(view.size, np.float32)
             x = values[: view.size].reshape(form)
             end, last = at + view.size, first + scales_of(x)
-            if not self._restore(codes[at:end].reshape(x.shape), scales[first:last], x, floats):
-                return False
-            floats.narrow(x.reshape(view.shape), view)
+            yield view, x, scales[first:last], codes[at:end].reshape(x.shape)
             at, first = end, last
-        return True
 
     def _panels(self, numbers: Stored, shape: BlockShape) -> Iterable[Panel]:
         """All numbers, none in a larger panel than the first."""
