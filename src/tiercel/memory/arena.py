@@ -16,12 +16,12 @@ import threading
 from enum import StrEnum
 from pathlib import Path
 
+from tiercel.blocks import PAGE_BYTES
 from tiercel.errors import MemoryLimitError
 from tiercel.memory.limits import filesystem_free_bytes
 from tiercel.memory.populate import populate
 from tiercel.memory.slab import advise_huge, check_host, private_slab
 
-_PAGE_BYTES = 4096
 _PREFAULT_STEP_BYTES = 4 << 20
 _PREFAULT_PAUSE_S = 0.001
 _KEPT, _STAGED = 1, 2
@@ -57,7 +57,7 @@ class Arena:
                 f"arena of {slots} slots of {slot_bytes} bytes with {reserved} reserved: "
                 "accepted are 1 or more slots and fewer reserved ones"
             )
-        self.slot_bytes = -(-slot_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        self.slot_bytes = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
         self.slots = slots
         self.reserved = reserved
         self.kind = kind

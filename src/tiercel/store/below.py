@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 from tiercel.blocks import BlockKey
 from tiercel.store.figures import TierStats
@@ -31,7 +32,7 @@ class Below:
     def __init__(self, traffic: Sequence[Traffic]) -> None:
         self.traffic = tuple(traffic)
 
-    @property
+    @cached_property
     def lasting(self) -> Below:
         """Those of them that outlive this process, and that others may write to: all but its own memory."""
         return Below([one for one in self.traffic if not one.lane.options.own_memory])
