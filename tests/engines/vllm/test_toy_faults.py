@@ -209,35 +209,6 @@ def test_many_that_wait_for_an_answer_cost_a_step_no_more_than_one(
         assert len(engine.finished) == 100
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_request_that_is_alone_is_waited_for_within_its_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
-) -> None:
-    """A step without tokens takes longer than a lookup; with others there, they would be held up."""
-    monkeypatch.setattr(scheduler, "_PATIENCE_ALONE_S", 10.0)
-    asked, waited = threading.Event(), list[float]()
-
-    class Slow(Meddled):
-        def lookup(self, chain: Any, deadline_s: float = 0.05, start: int = 0, **options: Any) -> Hit:
-            asked.wait(10)
-            return Hit()
-
-    class Answered(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waited.append(timeout or 0.0)
-            asked.set()
-            return super().wait(timeout)
-
-    monkeypatch.setattr(scheduler, "Ask", lambda *args, **named: Ask(*args, **named, answered=Answered()))
-    with Toy(tmp_path, Slow(toy_store())).start() as engine:
-        engine.add("first", prompt(40), 1)
-        if not alone:
-            engine.add("second", prompt(40, 1), 1)
-        engine.step()
-        assert max(waited) == (10.0 if alone else scheduler._PATIENCE_S)
-        engine.settled()
-
-
 def test_lookups_that_never_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler waits for its deadline and no longer, and never within a call."""
     monkeypatch.setattr(asker, "ASK_DEADLINE_S", 0.2)

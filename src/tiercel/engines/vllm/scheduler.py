@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 # An answer older than this is asked for again: blocks may have gone since.
 _ANSWER_KEPT_S = 5.0
 _PATIENCE_S = 0.0002
-# With no other request about, waiting holds nobody up, and a step without tokens takes longer than a lookup.
-_PATIENCE_ALONE_S = 0.004
 # Saves may hold at most this share of vLLM's blocks.
 _HELD_SHARE = 0.5
 # Running requests wait this long for blocks that only a save still holds, rather than be preempted.
@@ -162,8 +160,7 @@ class SchedulerSide:
         if ask is None:
             return 0
         # One wait a step: of many requests without an answer, each would hold up all that run.
-        patience_s = _PATIENCE_ALONE_S if len(self._requests) == 1 else _PATIENCE_S
-        if ask.hit is None and (self._asking or not ask.answered.wait(patience_s)):
+        if ask.hit is None and (self._asking or not ask.answered.wait(_PATIENCE_S)):
             if time.monotonic() < ask.until_s:
                 self._asking = True
                 return None
