@@ -287,8 +287,8 @@ def test_what_was_computed_before_a_reset_is_not_stored_after_it(tmp_path: Path)
     """D06: requests that run through a reset carry KV of the old weights to their end."""
     store, tokens = toy_store(), prompt(100)
     with Toy(tmp_path, store).start() as engine:
-        engine.add("running", tokens, 60)
-        for _ in range(4):
+        engine.begin("running", tokens, 60)
+        for _ in range(3):
             engine.step()
         assert engine.connector.reset_cache()
         engine.drain()
@@ -367,8 +367,7 @@ def test_d38_a_request_that_waits_for_room_is_named_and_looked_up_once(
         engine.run("cold", prompt(321))
         engine.forget()
         monkeypatch.setattr(store, "lookup", counted)
-        engine.add("runs", prompt(280, 1), 150)
-        engine.step()
+        engine.begin("runs", prompt(280, 1), 150)
         asked = engine.connector._scheduler.side.matched
         waits = list[int]()
         monkeypatch.setattr(
