@@ -10,7 +10,7 @@ import pytest
 import torch
 import xxhash
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tiercel.codecs import LOSSY, BlockShape, Codec, codec_named, codec_numbered
@@ -225,6 +225,7 @@ def test_lossless_gives_back_every_bit_of_every_dtype(shape: BlockShape, seed: i
 
 @settings(max_examples=50, deadline=None)
 @given(body=st.binary(max_size=400), times=st.integers(1, 700), tail=st.binary(max_size=9))
+@example(body=b"a", times=26, tail=b"")  # comes to exactly as many bytes
 def test_lossless_works_on_any_bytes_and_never_makes_them_longer(
     body: bytes, times: int, tail: bytes
 ) -> None:

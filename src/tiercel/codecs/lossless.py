@@ -56,7 +56,7 @@ class Lossless:
             plane = np.ascontiguousarray(data[k::stride])
             body = _compressed(plane, compressor)
             end = at + _LENGTH_BYTES + len(body)
-            if end > len(payload):
+            if end >= len(payload):
                 return None
             into[at : at + _LENGTH_BYTES] = len(body).to_bytes(_LENGTH_BYTES, "little")
             np.copyto(np.frombuffer(into[end - len(body) : end], np.uint8), np.frombuffer(body, np.uint8))
