@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engines.vllm.toy import BLOCK, Toy, ToyEngine, prompt, toy_store
-from tests.store.support import FaultyTier, disk, drop_ram
+from tests.store.support import FaultyTier, disk, drop_ram, eventually
 from vllm.lora.request import LoRARequest
 
 from tiercel.engines.vllm import naming
+from tiercel.engines.vllm.worker import WorkerSide
 from tiercel.store import LaneOptions, TieredStore
 
 
@@ -293,11 +295,34 @@ def test_what_was_computed_before_a_reset_is_not_stored_after_it(tmp_path: Path)
         assert engine.connector.reset_cache()
         engine.drain()
         engine.check("running")
-        assert store.stats().ram_blocks == 0
+        assert eventually(lambda: store.stats().ram_blocks == 0)
         engine.forget()
         engine.run("after", tokens, 60)
         engine.settled()
         assert store.stats().ram_blocks == 9
+
+
+def test_what_is_still_being_saved_at_a_reset_is_cleared_once_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D06: a save that comes late stores under the old names, where others would look."""
+    store, reset, save = toy_store(), threading.Event(), WorkerSide._save
+    late = list[int]()
+
+    def saved_late(*args: Any) -> None:
+        assert reset.wait(20)
+        save(*args)
+        late.append(store.stats().ram_blocks)
+
+    monkeypatch.setattr(WorkerSide, "_save", saved_late)
+    with Toy(tmp_path, store).start() as engine:
+        engine.begin("running", prompt(100), 60)
+        assert engine.connector.reset_cache()
+        reset.set()
+        engine.drain()
+        assert late == [6], "it was stored after the reset"
+        assert eventually(lambda: store.stats().ram_blocks == 0)
+        engine.settled()
 
 
 def test_figures_add_up(tmp_path: Path) -> None:

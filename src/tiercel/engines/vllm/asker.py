@@ -16,7 +16,7 @@ from functools import partial
 from tiercel.engines.vllm.adapters import Adapters
 from tiercel.engines.vllm.jobs import HASH_BYTES, NOBODY, Owner
 from tiercel.engines.vllm.naming import Names
-from tiercel.engines.vllm.threads import Desk
+from tiercel.engines.vllm.threads import Desk, Task
 from tiercel.store import Hit, Prompt, Store
 from tiercel.store.figures import RAM
 from tiercel.store.sessions import tenant_of
@@ -89,7 +89,11 @@ class Asker:
 
     def remember(self, left: Left) -> None:
         """Queue what a session left; forgotten when the queue is full. Never blocks."""
-        self._desk.submit(partial(self._remember, left))
+        self.do(partial(self._remember, left))
+
+    def do(self, task: Task) -> None:
+        """Queue something else that may take its time; left undone when the queue is full. Never blocks."""
+        self._desk.submit(task)
 
     def close(self) -> None:
         """End the thread after the question it is at. Waits a second at most."""

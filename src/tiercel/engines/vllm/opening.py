@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,9 +75,14 @@ class SchedulerParts:
         self.side.rename(identity)
         if self.events is not None:
             self.events.use(self.names)
+        self._clear(old)
+        # What a save under way stores from now on is of the old names, too, and perhaps of the new weights.
+        self.side.once_saved(partial(self.asker.do, partial(self._clear, old)))
+
+    def _clear(self, tags: Sequence[bytes]) -> None:
         until_s = time.monotonic() + _CLEAR_S
         # What there is no time for is found by nobody here: it only takes room until it is evicted.
-        for tag in reversed(old):
+        for tag in reversed(tags):
             if (left_s := until_s - time.monotonic()) > 0:
                 self.store.clear(tag, left_s)
 

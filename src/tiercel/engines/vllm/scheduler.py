@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -111,6 +111,7 @@ class SchedulerSide:
         self._loads: list[LoadJob] = []
         self._held: dict[int, _Held] = {}
         self._held_blocks = 0
+        self._once_saved: list[tuple[set[int], Callable[[], object]]] = []
         self._number = 0
         self._asking = False
         self._pace = Pace()
@@ -290,6 +291,17 @@ class SchedulerSide:
                 assert self._pool is not None
                 # The last block of a prefix is evicted first.
                 self._pool.free_blocks(reversed(held.blocks))
+        waiting, self._once_saved = self._once_saved, []
+        for saves, call in waiting:
+            if saves & self._held.keys():
+                self._once_saved.append((saves, call))
+            else:
+                call()
+
+    def once_saved(self, call: Callable[[], object]) -> None:
+        """Call it when all saves that are under way now have been reported; not at all if there are none."""
+        if self._held:
+            self._once_saved.append((set(self._held), call))
 
     def saving(self) -> bool:
         """Whether steps are needed: workers have to report a save, or an event is to be published."""
